@@ -1,0 +1,100 @@
+"""What control sends the engine and what comes back. Never names a run or a program.
+
+Made by control, run by an executor.
+
+Everything here is about blocks and slots: names were resolved when the call was issued. Nothing in one batch depends on
+anything else in it: the executor may run the four lists in the order copies, embeds, rows, heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from loopwright.core.calls import DistributionRequest, Sampling, Visibility
+from loopwright.core.errors import ErrorInfo
+from loopwright.core.ids import BlockId, SlotId
+from loopwright.core.results import Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the KV of `size` tokens of every layer."""
+
+    source: BlockId
+    target: BlockId
+    source_offset: int
+    target_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRow:
+    """Write embeddings and positions into slots; three sequences of equal length."""
+
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[SlotId]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRow:
+    """One row of the forward pass: a run of new tokens of one page table.
+
+    Exactly one of `token_ids` and `input_slots` is given. The n new tokens are written at KV places kv_len … kv_len+n-1
+    of `block_ids` (16 places a block) and attend to places 0 … their own, or to what `mask` says."""
+
+    block_ids: Sequence[BlockId]
+    kv_len: int
+    positions: Sequence[int]  # of token_ids; unused with input_slots, whose slots hold positions
+    token_ids: Sequence[int] = ()
+    input_slots: Sequence[SlotId] = ()
+    mask: Sequence[Visibility] | None = None
+    output_slots: Sequence[SlotId] = ()  # receive the hidden states of the last len(output_slots) tokens
+    distributions: Sequence[DistributionRequest] = ()  # indices are of this row; -1 is its last token
+    sampling: Sampling | None = None  # choose the token after the last one
+    sample_position: int = 0  # where the chosen token will stand; with the seed, the key of its draw
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) or len(self.input_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """Distribution or sample from a hidden state that an earlier step left in a slot."""
+
+    slot: SlotId
+    distributions: Sequence[DistributionRequest] = ()
+    sampling: Sampling | None = None
+    sample_position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step runs."""
+
+    copies: Sequence[BlockCopy] = ()
+    embeds: Sequence[EmbedRow] = ()
+    rows: Sequence[ForwardRow] = ()
+    heads: Sequence[HeadRow] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What came of one ForwardRow or HeadRow. With `error` (say, NaN logits) only this row failed."""
+
+    token_id: int | None = None
+    logprob: float | None = None
+    distributions: Sequence[Distribution] = ()
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a batch: a result for each row and each head, in the batch's order."""
+
+    rows: Sequence[RowResult] = field(default=())
+    heads: Sequence[RowResult] = field(default=())

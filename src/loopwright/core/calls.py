@@ -1,0 +1,198 @@
+"""The calls that a program may ask of the control layer, as data. Never executes one.
+
+Decoded by the runtime, run by control.
+
+A call that names a queue keeps its place in that queue. Names of queues, pages and embeds are chosen by the program.
+KV geometry: token number i of a page list lies in page `pages[i // page_size]`, offset `i % page_size`;
+`kv_len` is how many tokens of the list hold KV before the call. Positions are explicit and may have gaps.
+"""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from loopwright.core.ids import EmbedName, PageName, QueueName
+
+NonNegative = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Position = Annotated[int, Meta(ge=0, lt=2**31)]
+
+Visibility: TypeAlias = tuple[NonNegative, ...]
+"""Which KV slots one query token sees, as run lengths that alternate hidden, visible, hidden …, from slot 0.
+What the runs do not reach is hidden. A token may see its own slot and earlier ones only."""
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How one token is chosen from the logits. Applied in the order of the fields:
+    bias, allowed, temperature, top_k, top_p, min_p; then one draw keyed by (seed, position)."""
+
+    logit_bias: dict[int, float] = {}
+    allowed: tuple[TokenId, ...] | None = None  # only these may be chosen
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # 0 is greedy: the highest logit, the lowest id on a tie
+    top_k: NonNegative = 0  # 0 is off
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+
+
+class DistributionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Asks for the exact distribution of the token that follows input token `index` (-1 is the last one)."""
+
+    index: int = -1
+    k: Positive = 256  # the k most probable; may be the whole vocabulary
+    must_include: tuple[TokenId, ...] = ()
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
+    """What every call has in common."""
+
+
+class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):
+    """Makes a queue. Answered by control with Done."""
+
+    queue: QueueName
+    model: str = ""  # "" is the server's default model
+    priority: Annotated[int, Meta(ge=-1, le=1)] = 0  # -1 low, 0 normal, 1 high
+
+
+class Synchronize(Call, frozen=True, kw_only=True, tag="synchronize"):
+    """Completes with Done when every earlier call of the queue has completed; fails as Poisoned if one failed."""
+
+    queue: QueueName
+
+
+class ClearQueue(Call, frozen=True, kw_only=True, tag="clear_queue"):
+    """Forgets the failure that poisoned the queue, so that later calls run again. Done."""
+
+    queue: QueueName
+
+
+class AllocatePages(Call, frozen=True, kw_only=True, tag="allocate_pages"):
+    """Binds each name to a fresh block of `page_size` tokens. Done, or OutOfPages and none is bound."""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+
+
+class FreePages(Call, frozen=True, kw_only=True, tag="free_pages"):
+    """Unbinds the names at once; a block is free when its last name and its last call are gone. Done."""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+
+
+class SharePages(Call, frozen=True, kw_only=True, tag="share_pages"):
+    """Binds each name of `targets` to the block of the same place in `sources`, by reference count. Done.
+    A shared block can be read by all and written by none."""
+
+    queue: QueueName
+    sources: tuple[PageName, ...]
+    targets: tuple[PageName, ...]
+
+
+class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):
+    """Copies the KV of `size` tokens from one page to another. Done."""
+
+    queue: QueueName
+    source: PageName
+    target: PageName
+    source_offset: NonNegative = 0
+    target_offset: NonNegative = 0
+    size: Positive
+
+
+class AllocateEmbeds(Call, frozen=True, kw_only=True, tag="allocate_embeds"):
+    """Binds each name to a slot that holds one vector and its position. Done."""
+
+    queue: QueueName
+    embeds: tuple[EmbedName, ...]
+
+
+class FreeEmbeds(Call, frozen=True, kw_only=True, tag="free_embeds"):
+    """Unbinds the names. Done."""
+
+    queue: QueueName
+    embeds: tuple[EmbedName, ...]
+
+
+class EmbedText(Call, frozen=True, kw_only=True, tag="embed_text"):
+    """Writes the embedding of each token, with its position, into the embed of the same place. Done."""
+
+    queue: QueueName
+    tokens: tuple[TokenId, ...]
+    positions: tuple[Position, ...]
+    embeds: tuple[EmbedName, ...]
+
+
+class Forward(Call, frozen=True, kw_only=True, tag="forward"):
+    """Runs the model on `inputs`, appends their KV after `kv_len`, and writes the final hidden states of the last
+    len(outputs) inputs into `outputs`. Completes with Forwarded."""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+    kv_len: NonNegative
+    inputs: tuple[EmbedName, ...]
+    outputs: tuple[EmbedName, ...] = ()
+    mask: tuple[Visibility, ...] | None = None  # one per input; None is causal over all that comes before
+
+
+class NextDistribution(Call, frozen=True, kw_only=True, tag="next_distribution"):
+    """The distribution over the token that follows the hidden state in `embed`. Completes with Forwarded."""
+
+    queue: QueueName
+    embed: EmbedName
+    request: DistributionRequest = DistributionRequest()
+
+
+class Sample(Call, frozen=True, kw_only=True, tag="sample"):
+    """Chooses the token that follows the hidden state in `embed`, to stand at `position`. Completes with Forwarded."""
+
+    queue: QueueName
+    embed: EmbedName
+    sampling: Sampling
+    position: Position
+
+
+class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
+    """embed → forward → distribution or sample as one row of one step. Completes with Forwarded.
+
+    With `grow_from`, pages that the tokens need beyond `pages` are bound to the names grow_from, grow_from + 1, …"""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+    grow_from: PageName | None = None
+    kv_len: NonNegative
+    tokens: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+    positions: tuple[Position, ...]
+    mask: tuple[Visibility, ...] | None = None
+    distributions: tuple[DistributionRequest, ...] = ()
+    sampling: Sampling | None = None  # choose the token that follows the last one
+
+
+class Generate(Call, frozen=True, kw_only=True, tag="generate"):
+    """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
+
+    Equal, in tokens, KV length and pages, to a loop of ForwardText with one sampled token each. Pages grow by name from
+    `grow_from`. With `progress`, each step's token is also sent as a Progress before the end."""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+    grow_from: PageName
+    kv_len: NonNegative
+    tokens: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+    positions: tuple[Position, ...]
+    sampling: Sampling = Sampling()
+    max_tokens: Positive = 256
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
+    stop_tokens: tuple[TokenId, ...] = ()
+    progress: bool = False
+
+
+QueueCall: TypeAlias = (
+    CreateQueue | Synchronize | ClearQueue
+    | AllocatePages | FreePages | SharePages | CopyPage | AllocateEmbeds | FreeEmbeds
+    | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate
+)  # fmt: skip
+"""Every call that control answers."""

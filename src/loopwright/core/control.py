@@ -1,0 +1,69 @@
+"""The seam between the runtime and control. Never implements it.
+
+Implemented inline by control, and by a socket client.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from loopwright.core.calls import QueueCall
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import Completion
+
+
+class ControlLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one run may hold at once in the control layer."""
+
+    max_pages: int = 1024
+    max_embeds: int = 4096
+    max_queues: int = 256
+    max_open_calls: int = 1024
+
+
+class ControlStats(msgspec.Struct, frozen=True):
+    """A snapshot. Counts since start, except those named num_free, num_live and num_waiting."""
+
+    num_steps: int = 0
+    num_rows: int = 0  # forward rows over all steps; num_rows / num_steps is the mean batch
+    num_prefill_tokens: int = 0  # tokens run in rows of more than one token
+    num_decode_tokens: int = 0  # tokens run in rows of one token
+    num_failed_steps: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_free_slots: int = 0
+    num_live_runs: int = 0
+    num_waiting_calls: int = 0
+
+
+class Session(Protocol):
+    """One run's door to control. Everything the run holds is released by `close`."""
+
+    def submit(self, call_id: CallId, call: QueueCall) -> None:
+        """Issues a call: its names are bound now. Never raises for a bad call: that completes with an error."""
+        ...
+
+    def interrupt(self, call_id: CallId) -> None:
+        """Ends a segment at the next token boundary, with what it has (reason "interrupted"). A call that has not
+        started fails as Cancelled. Unknown or finished calls are ignored."""
+        ...
+
+    async def receive(self) -> list[Completion]:
+        """Waits until there is a completion and takes all there are, in order. For one caller at a time."""
+        ...
+
+    def close(self) -> None:
+        """Drops the run's waiting calls, and frees its pages, slots and queues as soon as the running step is over.
+        A pending `receive` raises Cancelled. Closing twice is allowed."""
+        ...
+
+
+class Control(Protocol):
+    """The control layer as the runtime sees it."""
+
+    def models(self) -> tuple[ModelInfo, ...]: ...
+
+    def open(self, run_id: RunId, limits: ControlLimits) -> Session: ...
+
+    async def stats(self) -> ControlStats: ...

@@ -1,0 +1,66 @@
+"""What a run tells the outside: events in order, exactly one Done, always last. Never delivers them.
+
+Made by the runtime.
+
+On the wire an event is `{"type": …, "run": …, "seq": …, "time_s": …, …}`.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from loopwright.core.errors import Code, ErrorInfo
+from loopwright.core.ids import RunId
+
+
+class EventBase(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
+    """What every event has in common. `seq` counts from 0 without gaps; `time_s` is seconds since the epoch."""
+
+    run: RunId
+    seq: int
+    time_s: float
+
+
+class Started(EventBase, frozen=True, kw_only=True, tag="started"):
+    """The run was admitted. `seed` reproduces its randomness."""
+
+    program: str
+    sandbox: str
+    model: str
+    seed: int
+
+
+class Text(EventBase, frozen=True, kw_only=True, tag="text"):
+    """Text for the client, in order; as a model name, the message's content."""
+
+    text: str
+
+
+class Tokens(EventBase, frozen=True, kw_only=True, tag="tokens"):
+    """Token ids behind the text, when the program asked to show them."""
+
+    tokens: tuple[int, ...]
+
+
+class Log(EventBase, frozen=True, kw_only=True, tag="log"):
+    """A line that the program printed or logged. `stream` is log, stdout or stderr."""
+
+    line: str
+    stream: str = "log"
+
+
+class Emit(EventBase, frozen=True, kw_only=True, tag="emit"):
+    """A JSON value for the client."""
+
+    value: Any
+
+
+class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
+    """The one final event."""
+
+    code: Code
+    result: Any = None
+    error: ErrorInfo | None = None
+
+
+Event: TypeAlias = Started | Text | Tokens | Log | Emit | Finished

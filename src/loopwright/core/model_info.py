@@ -1,0 +1,29 @@
+"""What anyone may know of a loaded model. Never loads one. Made by compose, shown to programs and clients."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Exactness: TypeAlias = Literal["reference", "deterministic", "fast"]
+"""reference: equals the one-request oracle. deterministic: a row's bits do not depend on its neighbours.
+fast: within a published noise floor."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """Description of a model. Token ids and sizes in tokens."""
+
+    name: str
+    architecture: str
+    traits: tuple[str, ...]
+    vocab_size: int
+    max_context: int
+    page_size: int
+    num_pages: int
+    eos_ids: tuple[int, ...]  # tokens that end a turn
+    bos_id: int | None  # the token that every context starts with, if the model has such
+    has_chat_template: bool
+    quantization: str
+    weights_sha256: str
+    exactness: Exactness = "reference"
+    license: str = ""
+    description: str = ""

@@ -1,0 +1,88 @@
+"""What a call of control completes with, as data. Never holds a tensor.
+
+Made by control, read by the runtime and the program.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from loopwright.core.errors import ErrorInfo
+from loopwright.core.ids import CallId
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="result", omit_defaults=True):
+    """What every result has in common."""
+
+
+class Done(Result, frozen=True, tag="done"):
+    """The call completed and has nothing to say."""
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Exact log-probabilities: the normaliser runs over the whole vocabulary.
+
+    `ids` are little-endian int32, `logprobs` little-endian float32, by falling probability, must-include ids last;
+    in JSON both are base64. `covered` is the probability mass of the ids listed, `tail_mass` = 1 - covered,
+    `truncated` says whether ids of non-zero probability are missing."""
+
+    ids: bytes
+    logprobs: bytes
+    covered: float
+    tail_mass: float
+    truncated: bool
+
+
+class Forwarded(Result, frozen=True, tag="forwarded"):
+    """A forward, a distribution or a sample completed. `kv_len` and `num_pages` are those of the page list now;
+    `logprob` is the chosen token's under the model's own distribution, before any processor ("raw")."""
+
+    kv_len: int = 0
+    num_pages: int = 0
+    distributions: tuple[Distribution, ...] = ()
+    token: int | None = None
+    logprob: float | None = None
+
+
+StopReason = Literal["stop", "stop_token", "length", "interrupted"]
+
+
+class Segment(Result, frozen=True, tag="segment"):
+    """A segment ended.
+
+    `tokens` are all that were sampled, `logprobs` their raw log-probabilities. The context keeps the first `num_kept`:
+    a stop token is not kept, nor are the tokens that a stop string reaches into; `remainder` is the text of a dropped
+    token that comes before the stop string (bytes that are no UTF-8 by themselves are dropped).
+    `kv_len` never exceeds what is kept: a token's KV exists once its own forward has run, so the last token has none.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    num_kept: int
+    remainder: str
+    reason: StopReason
+    stop: str | int | None  # the string or token that ended it
+    kv_len: int
+    num_pages: int
+
+
+class Progress(Result, frozen=True, tag="progress"):
+    """Tokens of a segment that is still running, in order."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+CallResult: TypeAlias = Done | Forwarded | Segment | Progress
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One answer to one call. A Progress leaves the call open; any other result, or an error, ends it."""
+
+    call_id: CallId
+    result: CallResult | None = None
+    error: ErrorInfo | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return not isinstance(self.result, Progress)

@@ -1,0 +1,89 @@
+"""The seam between the server and the runtime: runs as a client sees them. Never runs one.
+
+Implemented by the launcher (inline) and by the router (over worker processes).
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from loopwright.core.control import ControlStats
+from loopwright.core.errors import Code
+from loopwright.core.events import Event
+from loopwright.core.ids import RunId
+from loopwright.core.model_info import ModelInfo
+
+SandboxName = Literal["wasm", "native"]
+
+
+class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One input of a program, from a typed parameter of `main`."""
+
+    name: str
+    type: str  # str, int, float, bool, list[…], dict, or any
+    is_required: bool
+    default: Any = None
+
+
+class ProgramInfo(msgspec.Struct, frozen=True):
+    """A program that is deployed. `source_sha256` identifies its version."""
+
+    name: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    source_sha256: str
+
+
+class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to run: a deployed or built-in program by name, or a source text; exactly one of the two."""
+
+    program: str = ""
+    source: str | None = None
+    filename: str = "program.py"
+    arguments: dict[str, Any] = {}
+    sandbox: SandboxName = "wasm"
+    seed: int | None = None
+
+
+RunState = Literal["running", "done"]
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """One line of `loopwright ps`."""
+
+    run: RunId
+    program: str
+    state: RunState
+    code: Code | None
+    started_s: float  # seconds since the epoch
+    seconds_s: float  # how long it has run, or ran
+    num_events: int
+
+
+class Runs(Protocol):
+    """The runtime as the server sees it."""
+
+    def models(self) -> tuple[ModelInfo, ...]: ...
+
+    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+        """Checks and keeps a program; replaces one of that name. Raises ProgramRejected, BadRequest."""
+        ...
+
+    async def programs(self) -> tuple[ProgramInfo, ...]: ...
+
+    async def start(self, spec: RunSpec) -> RunId:
+        """Admits a run. Raises ProgramRejected, BadRequest (arguments), NotFound (program), Overloaded."""
+        ...
+
+    def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
+        """The run's events with seq > after, as they happen, up to and including its final one. Raises NotFound."""
+        ...
+
+    async def cancel(self, run_id: RunId) -> None:
+        """Asks a run to end; it ends with code cancelled. A finished run stays as it is. Raises NotFound."""
+        ...
+
+    async def runs(self) -> tuple[RunInfo, ...]: ...
+
+    async def stats(self) -> ControlStats: ...
