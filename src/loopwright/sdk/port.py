@@ -1,0 +1,138 @@
+"""The program's one door to its host: calls out, answers in. Never knows what a call means.
+
+Used by the rest of the sdk; filled with answers by the sandbox that holds the program. Everything happens on one thread.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from loopwright.sdk.errors import error_from_data
+
+Operation = dict[str, Any]
+
+
+class Port:
+    """Matches answers to calls by handle.
+
+    `submit` takes one call as JSON and returns its handle; `log` takes (stream, line). Both return at once."""
+
+    def __init__(self, submit: Callable[[str], int], log: Callable[[str, str], None]) -> None:
+        self.log = log
+        self._submit = submit
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, Stream] = {}
+
+    def post(self, op: Operation) -> None:
+        """Issues a call whose answer nobody waits for."""
+        self._submit(_encode(op))
+
+    def issue(self, op: Operation) -> "asyncio.Future[Any]":
+        """Issues a call now; the future completes with its payload, or raises its error."""
+        future = asyncio.get_running_loop().create_future()
+        handle = self._submit(_encode(op))
+        self._futures[handle] = future
+        future.add_done_callback(lambda done: self._forget(handle, done))
+        return future
+
+    def stream(self, op: Operation) -> "Stream":
+        """Issues a call that answers in parts."""
+        handle = self._submit(_encode(op))
+        stream = Stream(self, handle)
+        self._streams[handle] = stream
+        return stream
+
+    def deliver(self, events: str) -> None:
+        """Takes what the host sent: a JSON list of [handle, kind, payload]. Unknown handles are ignored."""
+        for handle, kind, payload in json.loads(events) if events else ():
+            if (stream := self._streams.get(handle)) is not None:
+                stream.push(kind, payload)
+                if kind != "part":
+                    del self._streams[handle]
+            elif (future := self._futures.get(handle)) is not None and not future.done():
+                if kind == "ok":
+                    future.set_result(payload)
+                else:
+                    future.set_exception(error_from_data(payload))
+
+    @property
+    def num_open(self) -> int:
+        """Calls that have not ended; 0 when nothing leaks."""
+        return len(self._futures) + len(self._streams)
+
+    def _forget(self, handle: int, future: "asyncio.Future[Any]") -> None:
+        self._futures.pop(handle, None)
+        if future.cancelled():
+            self.post({"op": "cancel", "handle": handle})  # the program stopped waiting: the work need not go on
+
+
+class Stream:
+    """The parts of one call, in order, and then its final payload. For one reader."""
+
+    def __init__(self, port: Port, handle: int) -> None:
+        self._port = port
+        self.handle = handle
+        self._parts: deque[Any] = deque()
+        self._final: Any = None
+        self._error: dict[str, Any] | None = None
+        self._is_ended = False
+        self._arrived = asyncio.Event()
+
+    def push(self, kind: str, payload: Any) -> None:  # noqa: ANN401 (JSON)
+        """Called by the port with each answer."""
+        if kind == "part":
+            self._parts.append(payload)
+        else:
+            self._is_ended = True
+            self._final, self._error = (payload, None) if kind == "ok" else (None, payload)
+        self._arrived.set()
+
+    async def next_part(self) -> Any:  # noqa: ANN401 (JSON)
+        """The next part, or None when there are no more."""
+        while not self._parts:
+            if self._is_ended:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._parts.popleft()
+
+    async def final(self) -> Any:  # noqa: ANN401 (JSON)
+        """Waits for the end, dropping unread parts; the final payload, or its error."""
+        while not self._is_ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._error is not None:
+            raise error_from_data(self._error)
+        return self._final
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended
+
+    def interrupt(self) -> None:
+        """Asks for an early end; the final payload says how far it came."""
+        if not self._is_ended:
+            self._port.post({"op": "interrupt", "handle": self.handle})
+
+
+_port: ContextVar[Port] = ContextVar("loopwright_port")
+
+
+def current_port() -> Port:
+    """The port of the program that runs here. Raises RuntimeError outside one."""
+    port = _port.get(None)
+    if port is None:
+        raise RuntimeError("no program is running here: start this file with `loopwright run`")
+    return port
+
+
+def set_current_port(port: Port) -> None:
+    """Called by the sandbox before the program starts."""
+    _port.set(port)
+
+
+def _encode(op: Operation) -> str:
+    return json.dumps(op, separators=(",", ":"))
