@@ -14,6 +14,8 @@ from loopwright.sdk.errors import error_from_data
 
 Operation = dict[str, Any]
 
+_OVER = "the run is over; it takes no more calls"
+
 
 class Port:
     """Matches answers to calls by handle.
@@ -25,22 +27,23 @@ class Port:
         self._submit = submit
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, Stream] = {}
+        self._is_closed = False
 
     def post(self, op: Operation) -> None:
         """Issues a call whose answer nobody waits for."""
-        self._submit(_encode(op))
+        self._send(op)
 
     def issue(self, op: Operation) -> "asyncio.Future[Any]":
         """Issues a call now; the future completes with its payload, or raises its error."""
         future = asyncio.get_running_loop().create_future()
-        handle = self._submit(_encode(op))
+        handle = self._send(op)
         self._futures[handle] = future
         future.add_done_callback(lambda done: self._forget(handle, done))
         return future
 
     def stream(self, op: Operation) -> "Stream":
         """Issues a call that answers in parts."""
-        handle = self._submit(_encode(op))
+        handle = self._send(op)
         stream = Stream(self, handle)
         self._streams[handle] = stream
         return stream
@@ -58,14 +61,28 @@ class Port:
                 else:
                     future.set_exception(error_from_data(payload))
 
+    def close(self) -> None:
+        """The run is over: whoever still waits is cancelled, and nothing more is sent."""
+        self._is_closed = True
+        for future in tuple(self._futures.values()):
+            future.cancel()
+        for stream in self._streams.values():
+            stream.push("error", {"type": "Cancelled", "message": _OVER})
+        self._streams.clear()
+
     @property
     def num_open(self) -> int:
         """Calls that have not ended; 0 when nothing leaks."""
         return len(self._futures) + len(self._streams)
 
+    def _send(self, op: Operation) -> int:
+        if self._is_closed:
+            raise RuntimeError(_OVER)
+        return self._submit(json.dumps(op, separators=(",", ":")))
+
     def _forget(self, handle: int, future: "asyncio.Future[Any]") -> None:
         self._futures.pop(handle, None)
-        if future.cancelled():
+        if future.cancelled() and not self._is_closed:
             self.post({"op": "cancel", "handle": handle})  # the program stopped waiting: the work need not go on
 
 
@@ -132,7 +149,3 @@ def current_port() -> Port:
 def set_current_port(port: Port) -> None:
     """Called by the sandbox before the program starts."""
     _port.set(port)
-
-
-def _encode(op: Operation) -> str:
-    return json.dumps(op, separators=(",", ":"))
