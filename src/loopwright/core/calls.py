@@ -158,7 +158,8 @@ class Sample(Call, frozen=True, kw_only=True, tag="sample"):
 class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     """embed → forward → distribution or sample as one row of one step. Completes with Forwarded.
 
-    With `grow_from`, pages that the tokens need beyond `pages` are bound to the names grow_from, grow_from + 1, …"""
+    With `grow_from`, pages that the tokens need beyond `pages` are bound to the names grow_from, grow_from + 1, …
+    A call that fails leaves none of the pages bound that it grew."""
 
     queue: QueueName
     pages: tuple[PageName, ...]

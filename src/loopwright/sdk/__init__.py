@@ -1,3 +1,46 @@
-"""TODO."""
+"""What a program imports: contexts, resources, HTTP, output and errors. Pure Python without dependencies.
 
-__all__: list[str] = []
+The same folder runs in the Wasm sandbox and natively.
+"""
+
+from loopwright.sdk import errors, http, resources
+from loopwright.sdk.context import Context
+from loopwright.sdk.distribution import Distribution, draw
+from loopwright.sdk.errors import (
+    BadRequest,
+    BoundaryHit,
+    ContextTooLong,
+    DeadlineExceeded,
+    LimitExceeded,
+    LoopwrightError,
+    ModelLacksTrait,
+    OutOfPages,
+    PermissionDenied,
+)
+from loopwright.sdk.output import emit, emit_text, log
+from loopwright.sdk.resources import Queue
+from loopwright.sdk.turn import Chunk, Turn
+
+__all__ = [
+    "BadRequest",
+    "BoundaryHit",
+    "Chunk",
+    "Context",
+    "ContextTooLong",
+    "DeadlineExceeded",
+    "Distribution",
+    "LimitExceeded",
+    "LoopwrightError",
+    "ModelLacksTrait",
+    "OutOfPages",
+    "PermissionDenied",
+    "Queue",
+    "Turn",
+    "draw",
+    "emit",
+    "emit_text",
+    "errors",
+    "http",
+    "log",
+    "resources",
+]

@@ -1,6 +1,6 @@
 """The program's one door to its host: calls out, answers in. Never knows what a call means.
 
-Used by the rest of the sdk; filled with answers by the sandbox that holds the program. Everything happens on one thread.
+Used by the rest of the sdk; filled with answers by the sandbox that holds the program, all on one thread.
 """
 
 import asyncio

@@ -1,0 +1,105 @@
+"""The calls that the runtime answers itself, and the whole set a program may send. Never executes one.
+
+Decoded and executed by the runtime's host; schemas for the reference docs come from here and from `calls`.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from loopwright.core.calls import Generate, QueueCall, TokenId
+
+
+class HostCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
+    """What every call of the runtime has in common."""
+
+
+class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
+    """The run and its model: {run, seed, model: ModelInfo}."""
+
+    model: str = ""
+
+
+class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
+    """Text to token ids: {tokens}. Control tokens written in the text stay plain text."""
+
+    text: str
+    starts_context: bool = False  # put the model's beginning-of-sequence token first, if it has one
+
+
+class Detokenize(HostCall, frozen=True, kw_only=True, tag="detokenize"):
+    """Token ids to text: {text}. Control tokens have no text."""
+
+    tokens: tuple[TokenId, ...]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
+    """Messages to token ids by the model's chat template: {tokens}.
+
+    `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
+    content is in the context and whose end is not. The ids are those that come after."""
+
+    messages: tuple[Message, ...]
+    num_done: Annotated[int, Meta(ge=0)] = 0
+    is_open: bool = False
+    add_generation_prompt: bool = False
+
+
+class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):
+    """Generate, with text. With `stream`, parts {text, tokens} come before the end; with `emit`, the text goes to the
+    client as it is made. Ends with the fields of results.Segment and `text`, which leaves the stop string out."""
+
+    generate: Generate
+    emit: bool = False
+    stream: bool = False
+
+
+class HttpRequest(HostCall, frozen=True, kw_only=True, tag="http"):
+    """One HTTP exchange with a host that the program's permissions list: {status, headers, text}.
+    Redirects are not followed."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"] = "GET"
+    url: str
+    params: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    body: str | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
+
+
+class EmitValue(HostCall, frozen=True, kw_only=True, tag="emit"):
+    """A JSON value for the client, as an event. Done."""
+
+    value: Any
+
+
+class EmitText(HostCall, frozen=True, kw_only=True, tag="emit_text"):
+    """Text for the client, as an event. Done."""
+
+    text: str
+
+
+class Interrupt(HostCall, frozen=True, kw_only=True, tag="interrupt"):
+    """Ends the segment behind `handle` at the next token boundary. Done."""
+
+    handle: int
+
+
+class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
+    """Nobody waits for `handle` any more. Done."""
+
+    handle: int
+
+
+RuntimeCall: TypeAlias = (
+    Describe | Tokenize | Detokenize | RenderChat | Segment | HttpRequest | EmitValue | EmitText | Interrupt | Cancel
+)
+ProgramCall: TypeAlias = QueueCall | RuntimeCall
+"""Every call that a program may send."""

@@ -1,0 +1,67 @@
+"""A next-token distribution as the engine reports it. Never asks for one. Returned by `Context.next_dist`."""
+
+import base64
+import math
+from array import array
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from loopwright.sdk.errors import BoundaryHit
+
+
+class RandomSource(Protocol):
+    """What `sample` draws from; `random.Random` is one."""
+
+    def random(self) -> float: ...
+
+
+class Distribution:
+    """Log-probabilities of the most probable tokens, exact: their normaliser runs over the whole vocabulary.
+
+    `ids` and `logprobs` are parallel, by falling probability. `covered` is the mass they hold, `tail_mass` the rest,
+    `truncated` whether there is a rest."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.ids = array("i", base64.b64decode(data["ids"]))
+        self.logprobs = array("f", base64.b64decode(data["logprobs"]))
+        self.covered: float = data["covered"]
+        self.tail_mass: float = data["tail_mass"]
+        self.truncated: bool = data["truncated"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """Pairs of token id and log-probability."""
+        return iter(zip(self.ids, self.logprobs, strict=True))
+
+    def logprob(self, token: int) -> float | None:
+        """The token's log-probability, or None when it is not listed."""
+        return next((logprob for one, logprob in self if one == token), None)
+
+    def probabilities(self, max_tv: float = 0.0) -> dict[int, float]:
+        """The listed tokens' probabilities, scaled to sum to 1.
+
+        Scaling moves the distribution by `tail_mass` in total variation: beyond `max_tv` that is BoundaryHit, so ask
+        for more tokens or allow it."""
+        if self.truncated and self.tail_mass > max_tv:
+            raise BoundaryHit(
+                f"the {len(self)} listed tokens leave out {self.tail_mass:.6f} of the mass; max_tv is {max_tv}",
+                hint="ask next_dist for a larger k, or pass the max_tv that you accept",
+            )
+        return {token: math.exp(logprob) / self.covered for token, logprob in self}
+
+    def sample(self, random: RandomSource, max_tv: float = 0.0) -> int:
+        """One token drawn from `probabilities(max_tv)`."""
+        return draw(self.probabilities(max_tv), random)
+
+
+def draw(weights: dict[int, float], random: RandomSource) -> int:
+    """One key, with chances in proportion to the weights, which need not sum to 1."""
+    left = random.random() * sum(weights.values())
+    token = -1
+    for token, weight in weights.items():  # noqa: B007 (the last one catches what rounding leaves over)
+        left -= weight
+        if left < 0:
+            break
+    return token

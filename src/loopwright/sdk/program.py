@@ -1,0 +1,94 @@
+"""Executes a program's source and says, as data, how it ended. Never talks to the host; the standard library only.
+
+The same in the sandbox and natively: the runner inside the sandbox and the native sandbox call it.
+"""
+
+import inspect
+import json
+import linecache
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from loopwright.sdk.errors import LoopwrightError
+
+MODULE_NAME = "__program__"
+_MAX_MESSAGE_CHARS = 2000
+
+
+def load_main(source: str, filename: str) -> Callable[..., Any]:
+    """Executes the source as a module of its own and returns its `main`. Raises whatever the source raises."""
+    module = types.ModuleType(MODULE_NAME)
+    module.__file__ = filename
+    sys.modules[MODULE_NAME] = module  # dataclasses, typing and pickle look a class's module up there
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
+    main = getattr(module, "main", None)
+    if not callable(main):
+        raise TypeError(f"{filename} has no function `main`; add `async def main(...)`")
+    return main
+
+
+async def call_main(main: Callable[..., Any], arguments: str) -> str:
+    """`main(**arguments)` and its result as JSON; `arguments` is a JSON object."""
+    result = main(**json.loads(arguments))
+    if inspect.isawaitable(result):
+        result = await result
+    try:
+        return json.dumps(result, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"main returned something that is not JSON: {error}") from None
+
+
+def describe_error(error: BaseException, filename: str, *, missing_module_hint: str = "") -> str:
+    """The error as JSON {type, message, traceback} with the lines of the program only; code, hint, field and
+    retryable too when it is one of Loopwright's own. `missing_module_hint` is added when an import was not found."""
+    error = sole_cause(error)
+    trace = traceback.TracebackException.from_exception(error)
+    lines = own_lines(error, filename)
+    keep_own_frames(trace, filename)
+    data: dict[str, Any] = {"type": type(error).__name__, "traceback": "".join(trace.format())}
+    if isinstance(error, LoopwrightError):
+        data |= {name: getattr(error, name) for name in ("code", "message", "hint", "field", "retryable")}
+        return json.dumps(data)
+    message = f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
+    if lines and not isinstance(error, SyntaxError):  # a SyntaxError's text names file and line by itself
+        message += f" ({filename}, line {lines[-1]})"
+    if isinstance(error, ModuleNotFoundError) and missing_module_hint:
+        data["hint"] = missing_module_hint
+        message += f": {missing_module_hint}"
+    return json.dumps(data | {"message": message})
+
+
+def sole_cause(error: BaseException) -> BaseException:
+    """What a TaskGroup with one failed task wraps; any other error as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def own_lines(error: BaseException, filename: str) -> list[int]:
+    """The program's line numbers on the way to the error, outermost first."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [line for frame, line in frames if frame.f_code.co_filename == filename]
+
+
+def keep_own_frames(trace: traceback.TracebackException, filename: str) -> None:
+    """Drops the frames of other files from the trace, its causes and the members of its group."""
+    waiting = [trace]
+    while waiting:
+        one = waiting.pop()
+        one.stack[:] = [frame for frame in one.stack if frame.filename == filename]
+        related = (one.__cause__, one.__context__, *(one.exceptions or ()))
+        waiting += [other for other in related if other is not None]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the error's text, cut to a length that fits one line of a log."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (the program's own __str__ may raise anything)
+        text = "(its text cannot be shown)"
+    return next(iter(text.splitlines()), "")[:_MAX_MESSAGE_CHARS]

@@ -1,0 +1,128 @@
+"""The resource level: queues and the calls that go through them. Never keeps state of its own beyond a name.
+
+`Context` stands on it; a program may step down to it at any point. Every method issues its call at once and returns a
+future: issue, completion and observation are three different times.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from loopwright.sdk.port import Operation, Port, Stream, current_port
+from loopwright.sdk.run_state import run_state
+
+Payload = dict[str, Any]
+
+
+class Queue:
+    """An ordered stream of calls. Calls of one queue keep their order; those of different queues are independent
+    unless they touch the same page or embed."""
+
+    def __init__(self, *, priority: int = 0, model: str = "") -> None:
+        self._port: Port = current_port()
+        self.name = run_state().take_names()
+        self._port.post({"op": "create_queue", "queue": self.name, "priority": priority, "model": model})
+
+    def issue(self, op: str, **fields: Any) -> "asyncio.Future[Payload]":  # noqa: ANN401 (JSON)
+        """Issues any call of the ABI on this queue; fields that are None are left out."""
+        return self._port.issue(self._operation(op, fields))
+
+    def post(self, op: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
+        """Issues a call whose answer nobody waits for; if it fails, the queue's next call says why."""
+        self._port.post(self._operation(op, fields))
+
+    def synchronize(self) -> "asyncio.Future[Payload]":
+        """Completes when every earlier call has."""
+        return self.issue("synchronize")
+
+    def clear(self) -> "asyncio.Future[Payload]":
+        """Forgets the failure that poisoned the queue."""
+        return self.issue("clear_queue")
+
+    def allocate_pages(self, pages: Sequence[int]) -> "asyncio.Future[Payload]":
+        return self.issue("allocate_pages", pages=pages)
+
+    def free_pages(self, pages: Sequence[int]) -> None:
+        self.post("free_pages", pages=pages)
+
+    def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> "asyncio.Future[Payload]":
+        return self.issue("share_pages", sources=sources, targets=targets)
+
+    def copy_page(
+        self, source: int, target: int, *, source_offset: int = 0, target_offset: int = 0, size: int
+    ) -> "asyncio.Future[Payload]":
+        """Copies the KV of `size` tokens."""
+        return self.issue(
+            "copy_page",
+            source=source,
+            target=target,
+            source_offset=source_offset,
+            target_offset=target_offset,
+            size=size,
+        )
+
+    def allocate_embeds(self, embeds: Sequence[int]) -> "asyncio.Future[Payload]":
+        return self.issue("allocate_embeds", embeds=embeds)
+
+    def free_embeds(self, embeds: Sequence[int]) -> None:
+        self.post("free_embeds", embeds=embeds)
+
+    def embed_text(
+        self, tokens: Sequence[int], positions: Sequence[int], embeds: Sequence[int]
+    ) -> "asyncio.Future[Payload]":
+        return self.issue("embed_text", tokens=tokens, positions=positions, embeds=embeds)
+
+    def forward(
+        self,
+        pages: Sequence[int],
+        kv_len: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int] = (),
+        mask: Sequence[Sequence[int]] | None = None,
+    ) -> "asyncio.Future[Payload]":
+        return self.issue("forward", pages=pages, kv_len=kv_len, inputs=inputs, outputs=outputs, mask=mask)
+
+    def next_distribution(
+        self, embed: int, *, k: int = 256, must_include: Sequence[int] = ()
+    ) -> "asyncio.Future[Payload]":
+        return self.issue("next_distribution", embed=embed, request={"k": k, "must_include": must_include})
+
+    def sample(self, embed: int, sampling: Payload, position: int) -> "asyncio.Future[Payload]":
+        return self.issue("sample", embed=embed, sampling=sampling, position=position)
+
+    def forward_text(self, **fields: Any) -> "asyncio.Future[Payload]":  # noqa: ANN401 (JSON)
+        """embed → forward → distribution or sample in one step; fields as in the ABI's forward_text."""
+        return self.issue("forward_text", **fields)
+
+    def segment(self, *, emit: bool, stream: bool, **generate: Any) -> Stream:  # noqa: ANN401 (JSON)
+        """A segment with text; fields as in the ABI's generate."""
+        inner = self._operation("generate", generate)
+        return self._port.stream({"op": "segment", "generate": inner, "emit": emit, "stream": stream})
+
+    def _operation(self, op: str, fields: Payload) -> Operation:
+        return {"op": op, "queue": self.name, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def tokenize(text: str, *, starts_context: bool = False) -> "asyncio.Future[Payload]":
+    """Text to {tokens}; control tokens written in the text stay plain text."""
+    return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context})
+
+
+def detokenize(tokens: Sequence[int]) -> "asyncio.Future[Payload]":
+    """Token ids to {text}."""
+    return current_port().issue({"op": "detokenize", "tokens": tokens})
+
+
+def render_chat(
+    messages: Sequence[dict[str, str]], *, num_done: int, is_open: bool, add_generation_prompt: bool
+) -> "asyncio.Future[Payload]":
+    """Chat messages to {tokens} by the model's template."""
+    return current_port().issue(
+        {
+            "op": "render_chat",
+            "messages": messages,
+            "num_done": num_done,
+            "is_open": is_open,
+            "add_generation_prompt": add_generation_prompt,
+        }
+    )

@@ -1,0 +1,49 @@
+"""What the sdk keeps per run: fresh names and the description of run and model. Used by resources and Context.
+
+Names of queues, pages and embeds are the program's own; a counter per run keeps them apart.
+"""
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from loopwright.sdk.port import Port, current_port
+
+
+class RunState:
+    """One run's names and facts."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._next_name = 1
+        self._num_contexts = 0
+        self._description: asyncio.Future[dict[str, Any]] | None = None
+
+    def take_names(self, count: int = 1) -> int:
+        """The first of `count` consecutive fresh names."""
+        first = self._next_name
+        self._next_name += count
+        return first
+
+    def take_context_number(self) -> int:
+        """0, 1, 2 … in the order in which the program makes contexts."""
+        self._num_contexts += 1
+        return self._num_contexts - 1
+
+    async def description(self) -> dict[str, Any]:
+        """{run, seed, model}, asked once."""
+        if self._description is None or self._description.cancelled():
+            self._description = self._port.issue({"op": "describe"})
+        return await asyncio.shield(self._description)
+
+
+_states: WeakKeyDictionary[Port, RunState] = WeakKeyDictionary()
+
+
+def run_state() -> RunState:
+    """The state of the run that executes here."""
+    port = current_port()
+    state = _states.get(port)
+    if state is None:
+        state = _states[port] = RunState(port)
+    return state
