@@ -148,7 +148,7 @@ class Context:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_is_closed"):
+        if hasattr(self, "_is_closed") and not self._queue.is_over:
             self.close()
 
     # Between the two
@@ -329,7 +329,7 @@ class Segment:
         self._turn: Turn | None = None
 
     async def finish(self) -> Turn:
-        """Waits for the end, and accounts for it once. If this is cancelled, the context does it before its next step."""
+        """Waits for the end and accounts for it, once. If this is cancelled, the context's next step does it."""
         if self._turn is not None:
             return self._turn
         context = self._context
@@ -390,7 +390,7 @@ class TokenStream:
         raise StopAsyncIteration
 
     def __del__(self) -> None:
-        if self._segment is not None and self.turn is None:
+        if self._segment is not None and self.turn is None and not self._context._queue.is_over:
             self._segment.interrupt()
 
 

@@ -71,6 +71,10 @@ class Port:
         self._streams.clear()
 
     @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
     def num_open(self) -> int:
         """Calls that have not ended; 0 when nothing leaks."""
         return len(self._futures) + len(self._streams)
@@ -96,6 +100,7 @@ class Stream:
         self._final: Any = None
         self._error: dict[str, Any] | None = None
         self._is_ended = False
+        self._when_ended: Callable[[Any], None] | None = None
         self._arrived = asyncio.Event()
 
     def push(self, kind: str, payload: Any) -> None:  # noqa: ANN401 (JSON)
@@ -105,6 +110,8 @@ class Stream:
         else:
             self._is_ended = True
             self._final, self._error = (payload, None) if kind == "ok" else (None, payload)
+            if self._when_ended is not None and kind == "ok":
+                self._when_ended(payload)
         self._arrived.set()
 
     async def next_part(self) -> Any:  # noqa: ANN401 (JSON)
@@ -124,6 +131,12 @@ class Stream:
         if self._error is not None:
             raise error_from_data(self._error)
         return self._final
+
+    def when_ended(self, act: Callable[[Any], None]) -> None:
+        """`act` is called with the final payload once it is there; not if the call fails."""
+        if self._is_ended and self._error is None:
+            act(self._final)
+        self._when_ended = act
 
     @property
     def is_ended(self) -> bool:

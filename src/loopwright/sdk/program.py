@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.errors import LoopwrightError, error_data
 
 MODULE_NAME = "__program__"
 _MAX_MESSAGE_CHARS = 2000
@@ -43,23 +43,20 @@ async def call_main(main: Callable[..., Any], arguments: str) -> str:
 
 
 def describe_error(error: BaseException, filename: str, *, missing_module_hint: str = "") -> str:
-    """The error as JSON {type, message, traceback} with the lines of the program only; code, hint, field and
-    retryable too when it is one of Loopwright's own. `missing_module_hint` is added when an import was not found."""
+    """The error as JSON {type, message, hint, traceback}, the traceback with the lines of the program only; code,
+    field and retryable too when it is one of Loopwright's own. The hint is for an import that was not found."""
     error = sole_cause(error)
     trace = traceback.TracebackException.from_exception(error)
     lines = own_lines(error, filename)
     keep_own_frames(trace, filename)
-    data: dict[str, Any] = {"type": type(error).__name__, "traceback": "".join(trace.format())}
+    text = "".join(trace.format())
     if isinstance(error, LoopwrightError):
-        data |= {name: getattr(error, name) for name in ("code", "message", "hint", "field", "retryable")}
-        return json.dumps(data)
+        return json.dumps(error_data(error) | {"traceback": text})
     message = f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
     if lines and not isinstance(error, SyntaxError):  # a SyntaxError's text names file and line by itself
         message += f" ({filename}, line {lines[-1]})"
-    if isinstance(error, ModuleNotFoundError) and missing_module_hint:
-        data["hint"] = missing_module_hint
-        message += f": {missing_module_hint}"
-    return json.dumps(data | {"message": message})
+    hint = missing_module_hint if isinstance(error, ModuleNotFoundError) else ""
+    return json.dumps({"type": type(error).__name__, "message": message, "hint": hint, "traceback": text})
 
 
 def sole_cause(error: BaseException) -> BaseException:

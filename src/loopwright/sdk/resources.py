@@ -6,12 +6,13 @@ future: issue, completion and observation are three different times.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from loopwright.sdk.port import Operation, Port, Stream, current_port
 from loopwright.sdk.run_state import run_state
 
 Payload = dict[str, Any]
+Answer: TypeAlias = asyncio.Future[Payload]
 
 
 class Queue:
@@ -23,7 +24,7 @@ class Queue:
         self.name = run_state().take_names()
         self._port.post({"op": "create_queue", "queue": self.name, "priority": priority, "model": model})
 
-    def issue(self, op: str, **fields: Any) -> "asyncio.Future[Payload]":  # noqa: ANN401 (JSON)
+    def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """Issues any call of the ABI on this queue; fields that are None are left out."""
         return self._port.issue(self._operation(op, fields))
 
@@ -31,26 +32,31 @@ class Queue:
         """Issues a call whose answer nobody waits for; if it fails, the queue's next call says why."""
         self._port.post(self._operation(op, fields))
 
-    def synchronize(self) -> "asyncio.Future[Payload]":
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, so that nothing can be issued any more."""
+        return self._port.is_closed
+
+    def synchronize(self) -> Answer:
         """Completes when every earlier call has."""
         return self.issue("synchronize")
 
-    def clear(self) -> "asyncio.Future[Payload]":
+    def clear(self) -> Answer:
         """Forgets the failure that poisoned the queue."""
         return self.issue("clear_queue")
 
-    def allocate_pages(self, pages: Sequence[int]) -> "asyncio.Future[Payload]":
+    def allocate_pages(self, pages: Sequence[int]) -> Answer:
         return self.issue("allocate_pages", pages=pages)
 
     def free_pages(self, pages: Sequence[int]) -> None:
         self.post("free_pages", pages=pages)
 
-    def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> "asyncio.Future[Payload]":
+    def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> Answer:
         return self.issue("share_pages", sources=sources, targets=targets)
 
     def copy_page(
         self, source: int, target: int, *, source_offset: int = 0, target_offset: int = 0, size: int
-    ) -> "asyncio.Future[Payload]":
+    ) -> Answer:
         """Copies the KV of `size` tokens."""
         return self.issue(
             "copy_page",
@@ -61,15 +67,13 @@ class Queue:
             size=size,
         )
 
-    def allocate_embeds(self, embeds: Sequence[int]) -> "asyncio.Future[Payload]":
+    def allocate_embeds(self, embeds: Sequence[int]) -> Answer:
         return self.issue("allocate_embeds", embeds=embeds)
 
     def free_embeds(self, embeds: Sequence[int]) -> None:
         self.post("free_embeds", embeds=embeds)
 
-    def embed_text(
-        self, tokens: Sequence[int], positions: Sequence[int], embeds: Sequence[int]
-    ) -> "asyncio.Future[Payload]":
+    def embed_text(self, tokens: Sequence[int], positions: Sequence[int], embeds: Sequence[int]) -> Answer:
         return self.issue("embed_text", tokens=tokens, positions=positions, embeds=embeds)
 
     def forward(
@@ -79,18 +83,16 @@ class Queue:
         inputs: Sequence[int],
         outputs: Sequence[int] = (),
         mask: Sequence[Sequence[int]] | None = None,
-    ) -> "asyncio.Future[Payload]":
+    ) -> Answer:
         return self.issue("forward", pages=pages, kv_len=kv_len, inputs=inputs, outputs=outputs, mask=mask)
 
-    def next_distribution(
-        self, embed: int, *, k: int = 256, must_include: Sequence[int] = ()
-    ) -> "asyncio.Future[Payload]":
+    def next_distribution(self, embed: int, *, k: int = 256, must_include: Sequence[int] = ()) -> Answer:
         return self.issue("next_distribution", embed=embed, request={"k": k, "must_include": must_include})
 
-    def sample(self, embed: int, sampling: Payload, position: int) -> "asyncio.Future[Payload]":
+    def sample(self, embed: int, sampling: Payload, position: int) -> Answer:
         return self.issue("sample", embed=embed, sampling=sampling, position=position)
 
-    def forward_text(self, **fields: Any) -> "asyncio.Future[Payload]":  # noqa: ANN401 (JSON)
+    def forward_text(self, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """embed → forward → distribution or sample in one step; fields as in the ABI's forward_text."""
         return self.issue("forward_text", **fields)
 
@@ -103,19 +105,19 @@ class Queue:
         return {"op": op, "queue": self.name, **{name: value for name, value in fields.items() if value is not None}}
 
 
-def tokenize(text: str, *, starts_context: bool = False) -> "asyncio.Future[Payload]":
+def tokenize(text: str, *, starts_context: bool = False) -> Answer:
     """Text to {tokens}; control tokens written in the text stay plain text."""
     return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context})
 
 
-def detokenize(tokens: Sequence[int]) -> "asyncio.Future[Payload]":
+def detokenize(tokens: Sequence[int]) -> Answer:
     """Token ids to {text}."""
     return current_port().issue({"op": "detokenize", "tokens": tokens})
 
 
 def render_chat(
     messages: Sequence[dict[str, str]], *, num_done: int, is_open: bool, add_generation_prompt: bool
-) -> "asyncio.Future[Payload]":
+) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
         {

@@ -1,0 +1,60 @@
+"""What a program may reach outside, as its metadata lists it. Never reaches out itself. Asked by the host's egress.
+
+Nothing is permitted by default. A pattern is `host`, `host:port` or `host:*`, where the host may begin with `*.`;
+without a port it stands for 80 and 443.
+"""
+
+import msgspec
+
+from loopwright.core.errors import PermissionDenied, ProgramRejected
+
+DEFAULT_PORTS = (80, 443)
+
+
+class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The metadata table `permissions`."""
+
+    http: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in self.http:
+            _check_pattern(pattern)
+
+    def check_http(self, host: str, port: int) -> None:
+        """Raises PermissionDenied, naming the line to add, unless some pattern covers the host and port."""
+        if not any(_matches(pattern, host.lower(), port) for pattern in self.http):
+            raise PermissionDenied(
+                f"the program may not reach {host}:{port}; permitted: {', '.join(self.http) or 'nothing'}",
+                hint=f'add to the program\'s metadata: permissions = {{ http = ["{host}:{port}"] }}',
+            )
+
+
+def _check_pattern(pattern: str) -> None:
+    host, _, port = _split(pattern)
+    is_port = port in ("", "*") or (port.isdigit() and 0 < int(port) < 65536)
+    if not host or not is_port or "/" in pattern or "*" in host.removeprefix("*."):
+        raise ProgramRejected(
+            f"permissions.http holds {pattern!r}, which is no host pattern",
+            hint='write "host", "host:port" or "host:*", for example "api.example.org" or "127.0.0.1:*"',
+            field="permissions.http",
+        )
+
+
+def _matches(pattern: str, host: str, port: int) -> bool:
+    wanted_host, has_port, wanted_port = _split(pattern.lower())
+    if not has_port:
+        is_port_covered = port in DEFAULT_PORTS
+    else:
+        is_port_covered = wanted_port == "*" or int(wanted_port) == port
+    if wanted_host.startswith("*."):
+        return is_port_covered and host.endswith(wanted_host[1:]) and len(host) >= len(wanted_host)
+    return is_port_covered and host == wanted_host
+
+
+def _split(pattern: str) -> tuple[str, bool, str]:
+    """Host, whether a port is named, the port. An IPv6 address stands in brackets."""
+    if pattern.startswith("["):
+        host, _, rest = pattern[1:].partition("]")
+        return host, rest.startswith(":"), rest[1:]
+    host, colon, port = pattern.partition(":")
+    return host, bool(colon), port

@@ -1,0 +1,176 @@
+"""Reads a program: its metadata, its signature, its limits and permissions. Never executes it. Used by the launcher.
+
+A program is one Python 3.11 file with `async def main(...)`; an optional block in the form of PEP 723 holds metadata:
+    # /// program
+    # permissions = { http = ["api.example.org"] }
+    # limits = { memory_mb = 64, seconds = 120 }
+    # ///
+"""
+
+import ast
+import hashlib
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loopwright.core.errors import BadRequest, ProgramRejected
+from loopwright.core.runs import Parameter
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.permissions import Permissions
+
+MAX_SOURCE_BYTES = 1 << 20
+_BLOCK = re.compile(r"(?m)^# /// program\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+
+
+class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The metadata block."""
+
+    permissions: Permissions = Permissions()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that was read and can be run."""
+
+    source: str
+    filename: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    metadata: Metadata
+
+    @property
+    def source_sha256(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def check_arguments(self, arguments: dict[str, Any]) -> None:
+        """Raises BadRequest naming the argument that is missing, unknown or of the wrong type."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in arguments.keys() - known.keys():
+            raise BadRequest(f"{self.filename}: main has no parameter {name!r}; {self.usage()}", field=name)
+        for name, parameter in known.items():
+            if name in arguments:
+                _check_type(self, parameter, arguments[name])
+            elif parameter.is_required:
+                raise BadRequest(f"{self.filename}: the argument {name!r} is missing; {self.usage()}", field=name)
+
+    def usage(self) -> str:
+        """One line that says what `main` takes."""
+        words = [
+            f"{one.name}: {one.type}" if one.is_required else f"{one.name}: {one.type} = {one.default!r}"
+            for one in self.parameters
+        ]
+        return f"usage: main({', '.join(words)})"
+
+
+def read_program(source: str, filename: str) -> Program:
+    """Raises ProgramRejected, with file and line, for a file that is not a program."""
+    size = len(source.encode(errors="surrogatepass"))
+    if size > MAX_SOURCE_BYTES:
+        raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")
+    tree = _parse(source, filename)
+    main = _find_main(tree, filename)
+    return Program(
+        source=source,
+        filename=filename,
+        description=(ast.get_docstring(tree) or ast.get_docstring(main) or "").partition("\n")[0],
+        parameters=_parameters(main, filename),
+        metadata=_metadata(source, filename),
+    )
+
+
+def _parse(source: str, filename: str) -> ast.Module:
+    try:
+        return ast.parse(source, filename, feature_version=(3, 11))
+    except SyntaxError as error:
+        raise ProgramRejected(
+            f"{filename}, line {error.lineno}: {error.msg}", hint="programs are written in Python 3.11"
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, lone surrogates, absurd nesting
+        raise ProgramRejected(f"{filename} cannot be parsed: {error}") from None
+
+
+def _find_main(tree: ast.Module, filename: str) -> ast.AsyncFunctionDef:
+    found = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main"
+    ]
+    if not found:
+        raise ProgramRejected(f"{filename} has no main", hint="define `async def main(...)` at the top level")
+    main = found[-1]
+    if not isinstance(main, ast.AsyncFunctionDef):
+        raise ProgramRejected(
+            f"{filename}, line {main.lineno}: main is not async", hint="write `async def main(...)`"
+        )
+    return main
+
+
+def _parameters(main: ast.AsyncFunctionDef, filename: str) -> tuple[Parameter, ...]:
+    arguments = main.args
+    if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
+        raise ProgramRejected(
+            f"{filename}, line {main.lineno}: main takes *args, ** or positional-only parameters",
+            hint="every parameter of main is an input with a name",
+        )
+    defaults: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    pairs = list(zip(arguments.args, [*defaults, *arguments.defaults], strict=True))
+    pairs += list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    return tuple(_parameter(argument, default, filename) for argument, default in pairs)
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None, filename: str) -> Parameter:
+    kind = ast.unparse(argument.annotation) if argument.annotation is not None else "any"
+    if default is None:
+        return Parameter(argument.arg, kind, is_required=True)
+    try:
+        value = ast.literal_eval(default)
+        msgspec.json.encode(value)
+    except (ValueError, TypeError):
+        raise ProgramRejected(
+            f"{filename}, line {argument.lineno}: the default of {argument.arg!r} is not a JSON value",
+            hint="use a number, a string, True, False, None, a list or a dict; compute anything else inside main",
+        ) from None
+    return Parameter(argument.arg, kind, is_required=False, default=value)
+
+
+def _metadata(source: str, filename: str) -> Metadata:
+    blocks = list(_BLOCK.finditer(source))
+    if not blocks:
+        return Metadata()
+    if len(blocks) > 1:
+        raise ProgramRejected(f"{filename} has {len(blocks)} metadata blocks; one is allowed")
+    lines = blocks[0].group("content").splitlines()
+    text = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    try:
+        return msgspec.convert(tomllib.loads(text), Metadata)
+    except tomllib.TOMLDecodeError as error:
+        raise ProgramRejected(f"{filename}: the metadata block is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ProgramRejected(f"{filename}: metadata: {error}") from None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "list": (list,),
+    "dict": (dict,),
+    "None": (type(None),),
+}
+
+
+def _check_type(program: Program, parameter: Parameter, value: object) -> None:
+    """Checks the outermost type only; what a program needs beyond that it checks itself."""
+    wanted = [_TYPES.get(part.strip().partition("[")[0]) for part in parameter.type.split("|")]
+    if any(types is None for types in wanted):
+        return
+    is_bool_for_number = isinstance(value, bool) and (bool,) not in wanted
+    if is_bool_for_number or not any(isinstance(value, types) for types in wanted if types):
+        raise BadRequest(
+            f"{program.filename}: the argument {parameter.name!r} is {type(value).__name__}; "
+            f"main wants {parameter.type}; {program.usage()}",
+            field=parameter.name,
+        )
