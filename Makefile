@@ -1,0 +1,73 @@
+# Every habit of the project is a target here; .ci/run calls the same ones. `make` alone lists them.
+#
+# PYTHON   the interpreter that .venv is made from:    make setup PYTHON=python3.12
+# SUITE    what `make bench` measures:                 make bench SUITE=decode
+# ARGS     more arguments for pytest or the benchmark: make test ARGS="tests/control -x"
+
+PYTHON ?= python3.11
+SUITE  ?= all
+ARGS   ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+
+# Two stamps: the demo needs the runtime alone, the tests need the tools too. A stamp is older than pyproject.toml or
+# constraints.txt when one of them changed, so pip runs then and only then.
+RUNTIME := $(VENV)/.runtime-installed
+DEV     := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test check examples docs bench size changelog clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
+
+setup: $(DEV)    ## make .venv with everything that tests and checks need
+
+demo: $(RUNTIME) ## run an agent in its sandbox, beside a real model
+	@$(BIN)/loopwright demo
+
+test: $(DEV)     ## the whole test suite
+	$(BIN)/pytest $(ARGS)
+
+check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/project
+
+examples: $(DEV) ## run every program of programs/ and compare its events
+	$(BIN)/pytest tests/programs
+
+docs: $(DEV)     ## check that documents name only what exists; show the next change notes
+	$(BIN)/pytest tests/project
+	$(BIN)/towncrier build --draft --version next
+
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | size | all
+	$(BIN)/loopwright bench $(SUITE) $(ARGS)
+
+size: $(RUNTIME) ## lines of code, by layer and by program
+	$(BIN)/loopwright bench size
+
+changelog: $(DEV) ## move the notes of changes/ into CHANGELOG.md: VERSION=0.2.0
+	$(BIN)/towncrier build --yes --version $(VERSION)
+
+clean:           ## remove .venv and the tools' caches; the model and the runner stay in the cache directory
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install it or name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+# The tools come on top of the runtime in one pip run, and pip is not asked twice: the runtime's stamp is written too.
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $(RUNTIME) $@
