@@ -46,7 +46,9 @@ class DistributionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
-    """What every call has in common."""
+    """What every call has in common. With `answer` false nobody waits for the answer, and none is sent."""
+
+    answer: bool = True
 
 
 class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):

@@ -12,7 +12,9 @@ from loopwright.core.calls import Generate, QueueCall, TokenId
 
 
 class HostCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
-    """What every call of the runtime has in common."""
+    """What every call of the runtime has in common. With `answer` false none is sent."""
+
+    answer: bool = True
 
 
 class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):

@@ -42,10 +42,7 @@ def _check_pattern(pattern: str) -> None:
 
 def _matches(pattern: str, host: str, port: int) -> bool:
     wanted_host, has_port, wanted_port = _split(pattern.lower())
-    if not has_port:
-        is_port_covered = port in DEFAULT_PORTS
-    else:
-        is_port_covered = wanted_port == "*" or int(wanted_port) == port
+    is_port_covered = wanted_port in ("*", str(port)) if has_port else port in DEFAULT_PORTS
     if wanted_host.startswith("*."):
         return is_port_covered and host.endswith(wanted_host[1:]) and len(host) >= len(wanted_host)
     return is_port_covered and host == wanted_host

@@ -8,10 +8,13 @@ A program is one Python 3.11 file with `async def main(...)`; an optional block 
 """
 
 import ast
+import functools
 import hashlib
+import inspect
 import re
 import tomllib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -82,6 +85,12 @@ def read_program(source: str, filename: str) -> Program:
     )
 
 
+@functools.cache
+def read_builtin(module: ModuleType) -> Program:
+    """A built-in program, read from its own source."""
+    return read_program(inspect.getsource(module), f"{module.__name__.rpartition('.')[2]}.py")
+
+
 def _parse(source: str, filename: str) -> ast.Module:
     try:
         return ast.parse(source, filename, feature_version=(3, 11))
@@ -101,9 +110,7 @@ def _find_main(tree: ast.Module, filename: str) -> ast.AsyncFunctionDef:
         raise ProgramRejected(f"{filename} has no main", hint="define `async def main(...)` at the top level")
     main = found[-1]
     if not isinstance(main, ast.AsyncFunctionDef):
-        raise ProgramRejected(
-            f"{filename}, line {main.lineno}: main is not async", hint="write `async def main(...)`"
-        )
+        raise ProgramRejected(f"{filename}, line {main.lineno}: main is not async", hint="write `async def main(...)`")
     return main
 
 

@@ -31,7 +31,7 @@ class Port:
 
     def post(self, op: Operation) -> None:
         """Issues a call whose answer nobody waits for."""
-        self._send(op)
+        self._send({**op, "answer": False})
 
     def issue(self, op: Operation) -> "asyncio.Future[Any]":
         """Issues a call now; the future completes with its payload, or raises its error."""

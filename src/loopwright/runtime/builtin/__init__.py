@@ -1,1 +1,10 @@
-"""TODO."""
+"""The programs that the server brings along: what an OpenAI request runs. They see only the sdk, like any program.
+
+They run in the native sandbox: they are ours, and cost no launch.
+"""
+
+from types import ModuleType
+
+from loopwright.runtime.builtin import chat
+
+BUILTIN_PROGRAMS: dict[str, ModuleType] = {"chat": chat}

@@ -1,0 +1,90 @@
+"""Owns the events of one run: in order, exactly one final one, always last. Never decides what to say.
+
+Written by the run's host and launcher; read by any number of followers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from loopwright.core.clock import Clock
+from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
+from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
+from loopwright.core.ids import RunId
+
+
+class EventLog:
+    """Events of a run. What comes after the final one is dropped: the run is over for everybody.
+
+    Raises LimitExceeded from the write that passes `max_bytes`, and keeps that event out."""
+
+    def __init__(self, run_id: RunId, clock: Clock, max_bytes: int) -> None:
+        self.run_id = run_id
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._events: list[Event] = []
+        self._followers: set[asyncio.Event] = set()
+
+    def start(self, *, program: str, sandbox: str, model: str, seed: int) -> None:
+        self._add(Started(**self._stamp(), program=program, sandbox=sandbox, model=model, seed=seed))
+
+    def text(self, text: str) -> None:
+        self._count(len(text))
+        self._add(Text(**self._stamp(), text=text))
+
+    def log(self, stream: str, line: str) -> None:
+        self._count(len(line))
+        self._add(Log(**self._stamp(), line=line, stream=stream))
+
+    def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
+        self._count(num_bytes)
+        self._add(Emit(**self._stamp(), value=value))
+
+    def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
+        """Writes the final event; the first call counts, later ones change nothing."""
+        self._add(Finished(**self._stamp(), code=code, result=result, error=error))
+
+    @property
+    def final(self) -> Finished | None:
+        """The final event, once there is one."""
+        last = self._events[-1] if self._events else None
+        return last if isinstance(last, Finished) else None
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    async def follow(self, after: int = -1) -> AsyncIterator[Event]:
+        """Events with seq > after, as they come, up to and including the final one."""
+        news = asyncio.Event()
+        self._followers.add(news)
+        try:
+            place = max(after + 1, 0)
+            while True:
+                news.clear()
+                for event in self._events[place:]:
+                    place += 1
+                    yield event
+                if self.final is not None and place >= len(self._events):
+                    return
+                if place >= len(self._events):
+                    await news.wait()
+        finally:
+            self._followers.discard(news)
+
+    def _stamp(self) -> dict[str, Any]:
+        return {"run": self.run_id, "seq": len(self._events), "time_s": self._clock.wall_s()}
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._max_bytes:
+            raise LimitExceeded(
+                f"the run's output has {self._num_bytes} bytes; its limit is {self._max_bytes}",
+                hint="raise limits.max_output_bytes in the program's metadata, or print less",
+            )
+
+    def _add(self, event: Event) -> None:
+        if self.final is None:
+            self._events.append(event)
+            for news in self._followers:
+                news.set()

@@ -1,0 +1,269 @@
+"""Starts runs and keeps track of them. Never executes a program or answers its calls: sandboxes and hosts do.
+
+The runtime's door: implements core.runs.Runs. Made by compose, used by the server, the router or the command line.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loopwright.core.clock import Clock
+from loopwright.core.control import Control, ControlLimits, ControlStats
+from loopwright.core.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    LoopwrightError,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+)
+from loopwright.core.events import Event
+from loopwright.core.ids import RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
+from loopwright.runtime.builtin import BUILTIN_PROGRAMS
+from loopwright.runtime.egress import Egress
+from loopwright.runtime.event_log import EventLog
+from loopwright.runtime.host import Host, ModelText
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.program import Program, read_builtin, read_program
+from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.sandbox import Sandbox
+
+MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
+
+
+@dataclass(slots=True)
+class Run:
+    """A run and its books."""
+
+    run_id: RunId
+    name: str
+    program: Program
+    arguments: dict[str, Any]
+    sandbox: Sandbox
+    limits: Limits
+    seed: int
+    events: EventLog
+    started_s: float  # wall time
+    started_now_s: float  # monotonic time
+    ended_now_s: float | None = None
+    task: asyncio.Task[None] | None = None
+    failure: LoopwrightError | None = field(default=None)
+
+    def fail(self, error: LoopwrightError) -> None:
+        """Ends the run with this error, wherever it is; the first one counts."""
+        if self.failure is None and self.task is not None and not self.task.done():
+            self.failure = error
+            self.task.cancel()
+
+
+class Launcher:
+    """All runs of one process. An asynchronous context manager: on exit every run is cancelled and waited for."""
+
+    def __init__(
+        self,
+        *,
+        control: Control,
+        model: ModelText,
+        sandboxes: Mapping[str, Sandbox],
+        programs: ProgramStore,
+        clock: Clock,
+        caps: Limits,
+        max_live_runs: int,
+        allows_native: bool = False,
+    ) -> None:
+        self._control = control
+        self._model = model
+        self._sandboxes = sandboxes
+        self._programs = programs
+        self._clock = clock
+        self._caps = caps
+        self._max_live_runs = max_live_runs
+        self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
+        self._egress = Egress()
+        self._tasks = asyncio.TaskGroup()
+        self._runs: dict[RunId, Run] = {}
+        self._num_live = 0
+
+    async def __aenter__(self) -> "Launcher":
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for run in self._runs.values():
+            run.fail(Cancelled("the server is stopping"))
+        await self._tasks.__aexit__(kind, error, trace)
+        await self._egress.close()
+
+    # Runs
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return self._control.models()
+
+    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+        self._programs.put(name, source, filename)
+        return next(info for info in self._programs.infos() if info.name == name)
+
+    async def programs(self) -> tuple[ProgramInfo, ...]:
+        return self._programs.infos()
+
+    async def start(self, spec: RunSpec) -> RunId:
+        name, program = self._find_program(spec)
+        program.check_arguments(spec.arguments)
+        sandbox = self._sandboxes.get(spec.sandbox)
+        if sandbox is None:
+            raise BadRequest(f"this server has no {spec.sandbox!r} sandbox", field="sandbox")
+        if self._num_live >= self._max_live_runs:
+            raise Overloaded(f"{self._num_live} runs are live; the limit is {self._max_live_runs}")
+        run = self._make_run(spec, name, program, sandbox)
+        self._admit(run)
+        return run.run_id
+
+    async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
+        async for event in self._find(run_id).events.follow(after):
+            yield event
+
+    async def cancel(self, run_id: RunId) -> None:
+        self._find(run_id).fail(Cancelled("cancelled on request"))
+
+    async def runs(self) -> tuple[RunInfo, ...]:
+        return tuple(self._info(run) for run in self._runs.values())
+
+    async def stats(self) -> ControlStats:
+        return await self._control.stats()
+
+    # One run
+
+    def _find_program(self, spec: RunSpec) -> tuple[str, Program]:
+        is_builtin = spec.source is None and spec.program in BUILTIN_PROGRAMS
+        if spec.sandbox == "native" and not is_builtin and not self._allows_native:
+            raise PermissionDenied("this server runs programs in its sandbox only", field="sandbox")
+        if spec.source is not None:
+            if spec.program:
+                raise BadRequest("a run has a program or a source, not both", field="program")
+            return Path(spec.filename).stem, read_program(spec.source, spec.filename)
+        if is_builtin and spec.sandbox == "native":
+            return spec.program, read_builtin(BUILTIN_PROGRAMS[spec.program])
+        return spec.program, self._programs.get(spec.program)
+
+    def _make_run(self, spec: RunSpec, name: str, program: Program, sandbox: Sandbox) -> Run:
+        run_id = RunId(secrets.token_hex(8))
+        limits = program.metadata.limits.capped(self._caps)
+        return Run(
+            run_id=run_id,
+            name=name,
+            program=program,
+            arguments=spec.arguments,
+            sandbox=sandbox,
+            limits=limits,
+            seed=spec.seed if spec.seed is not None else secrets.randbits(53),
+            events=EventLog(run_id, self._clock, limits.max_output_bytes),
+            started_s=self._clock.wall_s(),
+            started_now_s=self._clock.now_s(),
+        )
+
+    def _admit(self, run: Run) -> None:
+        self._forget_oldest()
+        self._runs[run.run_id] = run
+        self._num_live += 1
+        run.events.start(program=run.name, sandbox=run.sandbox.name, model=self._model.info.name, seed=run.seed)
+        run.task = self._tasks.create_task(self._execute(run))
+        run.task.add_done_callback(lambda _: self._end(run))
+
+    async def _execute(self, run: Run) -> None:
+        """From admission to the final event."""
+        try:
+            result = await self._execute_in_time(run)
+        except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 (the boundary of a run: it ends, not the server)
+            error = _as_error(problem, run)
+            run.events.finish(error.code, error=error.info())
+        else:
+            run.events.finish("ok", result=result)
+
+    async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
+        deadline = asyncio.timeout(run.limits.seconds)
+        try:
+            async with deadline:
+                return json.loads(await self._execute_in_sandbox(run))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the run took longer than its {run.limits.seconds} s",
+                hint="raise limits.seconds in the program's metadata",
+            ) from None
+
+    async def _execute_in_sandbox(self, run: Run) -> str:
+        limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
+        session = self._control.open(run.run_id, limits)
+        try:
+            async with Host(
+                run_id=run.run_id,
+                seed=run.seed,
+                session=session,
+                model=self._model,
+                egress=self._egress,
+                events=run.events,
+                permissions=run.program.metadata.permissions,
+                limits=run.limits,
+                fail=run.fail,
+            ) as host:
+                arguments = json.dumps(run.arguments)
+                return await run.sandbox.run(run.program.source, run.program.filename, arguments, host, run.limits)
+        finally:
+            session.close()
+
+    def _end(self, run: Run) -> None:
+        """The task is over, however it ended; one that was cancelled before its first step wrote no final event."""
+        self._num_live -= 1
+        run.ended_now_s = self._clock.now_s()
+        error = run.failure or Cancelled("the run was cancelled")
+        run.events.finish(error.code, error=error.info())  # counts only if there is none yet
+
+    # Books
+
+    def _find(self, run_id: RunId) -> Run:
+        run = self._runs.get(run_id)
+        if run is None:
+            raise NotFound(f"no run {run_id!r}", hint="loopwright ps lists the runs", field="run")
+        return run
+
+    def _info(self, run: Run) -> RunInfo:
+        final = run.events.final
+        end_s = run.ended_now_s if run.ended_now_s is not None else self._clock.now_s()
+        return RunInfo(
+            run=run.run_id,
+            program=run.name,
+            state="running" if final is None else "done",
+            code=None if final is None else final.code,
+            started_s=run.started_s,
+            seconds_s=end_s - run.started_now_s,
+            num_events=len(run.events),
+        )
+
+    def _forget_oldest(self) -> None:
+        ended = len(self._runs) - self._num_live
+        if ended >= MAX_FINISHED_RUNS:
+            oldest = next(run_id for run_id, run in self._runs.items() if run.events.final is not None)
+            del self._runs[oldest]
+
+
+def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
+    """What ended the run, out of the groups that our own task groups wrap it in."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    if isinstance(problem, asyncio.CancelledError):
+        return run.failure or Cancelled("the run was cancelled")
+    if isinstance(problem, LoopwrightError):
+        return problem
+    return InternalError(f"{type(problem).__name__}: {problem}")

@@ -1,0 +1,36 @@
+"""The text side of one running segment: token ids in, text that is certain out. Never knows who reads it.
+
+Owned by the host, one per segment call.
+"""
+
+from collections.abc import Sequence
+
+from loopwright.core.calls import Generate
+from loopwright.text.stream import TextStream
+
+
+class SegmentText:
+    """Follows a segment's tokens. Tokens may come in any portions; the joined deltas are the segment's text."""
+
+    def __init__(self, generate: Generate, token_bytes: Sequence[bytes]) -> None:
+        self._stream = TextStream(token_bytes, generate.stop)
+        self._stop_tokens = frozenset(generate.stop_tokens)
+        self._num_seen = 0
+        self._deltas: list[str] = []
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Takes the next tokens; the text that is certain by now. A stop token has no text: it ends the segment."""
+        self._num_seen += len(tokens)
+        return self._keep("".join([self._stream.push(token) for token in tokens if token not in self._stop_tokens]))
+
+    def finish(self, tokens: Sequence[int]) -> str:
+        """Takes all of the segment's tokens, of which some may have been pushed; the text that was still missing."""
+        return self.push(tokens[self._num_seen :]) + self._keep(self._stream.finish())
+
+    @property
+    def text(self) -> str:
+        return "".join(self._deltas)
+
+    def _keep(self, delta: str) -> str:
+        self._deltas.append(delta)
+        return delta
