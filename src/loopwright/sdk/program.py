@@ -25,8 +25,8 @@ def load_main(source: str, filename: str) -> Callable[..., Any]:
     sys.modules[MODULE_NAME] = module  # dataclasses, typing and pickle look a class's module up there
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
-    main = getattr(module, "main", None)
-    if not callable(main):
+    main: Callable[..., Any] | None = getattr(module, "main", None)
+    if main is None or not callable(main):
         raise TypeError(f"{filename} has no function `main`; add `async def main(...)`")
     return main
 

@@ -1,0 +1,224 @@
+"""The component that holds every program: CPython, the standard library and the sdk, with one program's source inside.
+
+Never interprets a call; it moves strings between asyncio and the host. Built by `runner_build`; the host never
+imports it.
+"""
+
+import asyncio
+import asyncio.base_events
+import asyncio.events
+import gc
+import importlib
+import io
+import json
+import math
+import pkgutil
+import random
+import sys
+import time
+import warnings
+from collections.abc import Coroutine
+
+import wit_world
+from componentize_py_types import Err
+from wit_world.imports import host
+
+from loopwright.sdk.port import Port, set_current_port
+from loopwright.sdk.program import call_main, describe_error, load_main
+
+MISSING_MODULE_HINT = "the sandbox has only Python's standard library and loopwright"
+
+NOT_IMPORTED = {
+    *("__main__", "antigravity", "this", "__phello__"),  # do something when imported
+    *("idlelib", "tkinter", "turtle", "turtledemo", "_pyrepl"),  # need a screen or a terminal
+    *("ensurepip", "lib2to3", "pydoc_data", "test", "tests", "venv", "_android_support", "_ios_support"),
+}
+
+MAX_TURNS_WITHOUT_HOST = 16  # a program that only ever does `await sleep(0)` still hears from its host
+
+
+class HostSelector:
+    """Stands where asyncio's selector stands: select() is the one call that lets the host run others.
+
+    With `can_wait` false the host cannot suspend the guest: events then come through `inbox` alone."""
+
+    def __init__(self, can_wait: bool) -> None:
+        self.inbox: list[str] = []
+        self._can_wait = can_wait
+        self._num_turns = 0
+
+    def select(self, timeout: float | None) -> list[str]:
+        if timeout == 0 and not self.inbox and not self.is_turn_over():
+            return []
+        if self._can_wait and not self.inbox:
+            self.wait(timeout)
+        events, self.inbox = self.inbox, []
+        return events
+
+    def is_turn_over(self) -> bool:
+        self._num_turns = (self._num_turns + 1) % MAX_TURNS_WITHOUT_HOST
+        return self._num_turns == 0
+
+    def wait(self, timeout: float | None) -> None:
+        if events := host.wait(-1 if timeout is None else min(math.ceil(max(timeout, 0) * 1000), 2**31 - 1)):
+            self.inbox.append(events)
+
+    def close(self) -> None:
+        pass
+
+
+class HostLoop(asyncio.base_events.BaseEventLoop):
+    """asyncio, with the host's events where sockets would be."""
+
+    def __init__(self, selector: HostSelector, port: Port) -> None:
+        super().__init__()
+        self._selector = selector
+        self._port = port
+
+    def _process_events(self, event_list: list[str]) -> None:
+        for events in event_list:
+            self._port.deliver(events)
+
+    def _write_to_self(self) -> None:
+        pass  # one thread: nobody else can wake the loop
+
+
+class LineStream(io.TextIOBase):
+    """sys.stdout and sys.stderr: each finished line goes to the host."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._unfinished: list[str] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, rest = text.split("\n")
+        for line in lines:
+            log(self._stream, "".join(self._unfinished) + line)
+            self._unfinished.clear()
+        if rest:
+            self._unfinished.append(rest)
+        return len(text)
+
+    def end(self) -> None:
+        if self._unfinished:
+            self.write("\n")
+
+
+def log(stream: str, line: str) -> None:
+    host.log(stream, line.encode("utf-8", "replace").decode())  # a lone surrogate does not cross the boundary
+
+
+class Run:
+    """One program's run in this instance; an instance serves one."""
+
+    def __init__(self, can_wait: bool) -> None:
+        random.seed()  # the snapshot has one state for all
+        self.selector = HostSelector(can_wait)
+        port = Port(host.submit, log)
+        set_current_port(port)
+        self.loop = HostLoop(self.selector, port)
+        self.streams = (LineStream("stdout"), LineStream("stderr"))
+        sys.stdout, sys.stderr = self.streams
+        time.sleep = self.sleep
+
+    def sleep(self, seconds: float) -> None:
+        """time.sleep: holds this program up, and nobody else."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.selector.wait(left)
+
+    async def execute(self, source: str, filename: str, arguments: str) -> str:
+        try:
+            return await call_main(load_main(source, filename), arguments)
+        finally:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others)
+            for stream in self.streams:
+                stream.end()
+
+
+def describe(error: BaseException, filename: str) -> str:
+    return describe_error(error, filename, missing_module_hint=MISSING_MODULE_HINT)
+
+
+class WitWorld(wit_world.WitWorld):
+    """What the component exports. `start` and `resume` are for a host that cannot suspend the guest."""
+
+    def run(self, source: str, filename: str, arguments: str) -> str:
+        run = Run(can_wait=True)
+        try:
+            return run.loop.run_until_complete(run.execute(source, filename, arguments))
+        except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
+            raise Err(describe(error, filename)) from None
+
+    def start(self, source: str, filename: str, arguments: str) -> str:
+        self._run = Run(can_wait=False)
+        self._filename = filename
+        self._task = self._run.loop.create_task(held(self._run.execute(source, filename, arguments)))
+        return self.resume("")
+
+    def resume(self, events: str) -> str:
+        loop, selector = self._run.loop, self._run.selector
+        if events:
+            selector.inbox.append(events)
+        asyncio.events._set_running_loop(loop)
+        try:
+            return self.turn(loop, selector)
+        except BaseException as error:  # noqa: BLE001 (as in run)
+            return json.dumps(["error", describe(error, self._filename)])
+        finally:
+            asyncio.events._set_running_loop(None)
+
+    def turn(self, loop: HostLoop, selector: HostSelector) -> str:
+        while not self._task.done():
+            if not loop._ready and not selector.inbox and not is_due(loop):
+                return json.dumps(
+                    ["wait", max(0.0, loop._scheduled[0]._when - loop.time()) if loop._scheduled else None]
+                )
+            loop._run_once()
+            if loop._ready and selector.is_turn_over():
+                return json.dumps(["wait", 0])
+        return json.dumps(["ok", self._task.result()])
+
+
+async def held(program: Coroutine[None, None, str]) -> str:
+    return await program
+
+
+def is_due(loop: HostLoop) -> bool:
+    return bool(loop._scheduled) and loop._scheduled[0]._when <= loop.time() + loop._clock_resolution
+
+
+def import_standard_library() -> None:
+    """Only what is imported now exists later: an instance has no files."""
+    for name in sorted(sys.stdlib_module_names - NOT_IMPORTED):
+        import_if_possible(name)
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        import_submodules(name)
+
+
+def import_submodules(package: str) -> None:
+    for found in pkgutil.iter_modules(getattr(sys.modules[package], "__path__", ())):
+        if found.name not in NOT_IMPORTED and import_if_possible(f"{package}.{found.name}"):
+            import_submodules(f"{package}.{found.name}")
+
+
+def import_if_possible(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # noqa: BLE001 (what cannot be imported here cannot be imported by a program either)
+        return False
+    return name in sys.modules
+
+
+with warnings.catch_warnings(action="ignore"):
+    import_standard_library()
+importlib.import_module("loopwright")
+gc.collect()
+gc.freeze()  # what every instance shares is never looked at by its collector, so its pages stay shared

@@ -1,0 +1,71 @@
+"""Runs a program as a task of the event loop, with the sdk and no isolation: for built-in programs and for debugging.
+
+Breakpoints work, and standard output is the process's own. Never use it for code that is not yours: what it does, the
+server does. What it leaves running is cut off from its host and not ended.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandboxes.outcome import error_from_guest
+from loopwright.sdk.port import Port, set_current_port
+from loopwright.sdk.program import call_main, describe_error, load_main
+
+
+class NativeSandbox:
+    """Executes programs in this process. No limit is held but the time of the caller."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        self._ports: set[Port] = set()
+
+    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+        """As `Sandbox.run`."""
+        return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)
+
+    async def run_callable(self, main: Callable[..., Any], arguments: str, guest: Guest, limits: Limits) -> str:
+        """The same for a `main` that is imported already."""
+        return await self._execute(lambda: main, main.__code__.co_filename, arguments, guest, limits)
+
+    async def close(self) -> None: ...
+
+    @property
+    def num_live(self) -> int:
+        """Programs that are running."""
+        return len(self._ports)
+
+    def check_integrity(self) -> None: ...
+
+    async def _execute(
+        self, load: Callable[[], Callable[..., Any]], filename: str, arguments: str, guest: Guest, limits: Limits
+    ) -> str:
+        port = Port(guest.submit, guest.log)
+        self._ports.add(port)
+        guest.set_waker(lambda: port.deliver(guest.take_events()))
+        # A task of its own: the program's context variables are not the caller's.
+        program = asyncio.create_task(_program(port, load, filename, arguments, limits))
+        try:
+            return await program
+        finally:
+            guest.set_waker(None)
+            port.close()
+            self._ports.remove(port)
+
+
+async def _program(
+    port: Port, load: Callable[[], Callable[..., Any]], filename: str, arguments: str, limits: Limits
+) -> str:
+    set_current_port(port)
+    try:
+        return await call_main(load(), arguments)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # from outside, and not by the program itself
+            raise
+        raise error_from_guest(describe_error(error, filename), limits) from error
+    except (Exception, SystemExit) as error:  # a SystemExit that leaves a task would end the process
+        raise error_from_guest(describe_error(error, filename), limits) from error

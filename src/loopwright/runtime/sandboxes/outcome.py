@@ -1,0 +1,84 @@
+"""How a run ended, from what its guest said. Trusts nothing that comes from a guest. Used by every sandbox."""
+
+import msgspec
+
+from loopwright.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ErrorInfo,
+    InternalError,
+    LimitExceeded,
+    LoopwrightError,
+    Overloaded,
+    ProgramError,
+    Unavailable,
+    error_types,
+    from_info,
+)
+from loopwright.runtime.limits import Limits
+
+_HOST_ONLY = (LoopwrightError, InternalError, Unavailable, Cancelled, DeadlineExceeded, Overloaded)
+_CLAIMABLE = {kind.__name__ for kind in error_types() if kind not in _HOST_ONLY}
+"""Errors of ours that a guest may end with. It could not have met the others, or they are the host's to say."""
+
+_MAX_MESSAGE_CHARS = 4000
+_MAX_TRACEBACK_CHARS = 40_000
+
+
+class _GuestError(msgspec.Struct):
+    type: str
+    message: str
+    traceback: str = ""
+    code: str = ""
+    hint: str = ""
+    field: str = ""
+    retryable: bool = False
+
+
+def checked_result(result: str) -> str:
+    """The guest's result when it is JSON. Raises ProgramError when it is not."""
+    try:
+        msgspec.json.decode(result)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProgramError(f"the program's result is not JSON: {error}") from None
+    return result
+
+
+def error_from_guest(text: str, limits: Limits) -> LoopwrightError:
+    """The error that a guest ended with, from its JSON {type, message, traceback, …}."""
+    try:
+        said = msgspec.json.decode(text, type=_GuestError)
+    except (msgspec.DecodeError, RecursionError):
+        return ProgramError("the program ended with an error that cannot be read")
+    if said.type == "MemoryError":
+        return out_of_memory(limits, said.traceback[-_MAX_TRACEBACK_CHARS:])
+    is_ours = said.code != "" and said.type in _CLAIMABLE
+    return from_info(
+        ErrorInfo(
+            type=said.type if is_ours else "ProgramError",
+            code="program_error",  # the type decides
+            message=said.message[:_MAX_MESSAGE_CHARS],
+            hint=said.hint[:_MAX_MESSAGE_CHARS],
+            field=said.field[:_MAX_MESSAGE_CHARS],
+            traceback=said.traceback[-_MAX_TRACEBACK_CHARS:],
+        )
+    )
+
+
+def out_of_memory(limits: Limits, traceback: str = "") -> LimitExceeded:
+    """The run reached its memory limit."""
+    return LimitExceeded(
+        f"the program ran out of memory; its limit is {limits.memory_mb} MiB",
+        hint="keep less in memory, or raise memory_mb in the program's limits",
+        field="memory_mb",
+        traceback=traceback,
+    )
+
+
+def out_of_cpu(limits: Limits, used_s: float) -> LimitExceeded:
+    """The run reached its limit of time spent inside the sandbox."""
+    return LimitExceeded(
+        f"the program computed for {used_s:.1f} s; its limit is {limits.cpu_seconds:g} s",
+        hint="compute less, or raise cpu_seconds in the program's limits",
+        field="cpu_seconds",
+    )

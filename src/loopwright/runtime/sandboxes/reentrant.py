@@ -1,0 +1,233 @@
+"""The Wasm sandbox through wasmtime's public interface alone, for where fibers cannot run.
+
+A guest cannot be suspended here: it returns whenever it waits, and is entered again with events. Each turn runs on a
+thread, and each run has an engine of its own, whose epoch ends it. Never shares an engine between two live runs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+
+import msgspec
+from wasmtime import Store, WasmtimeError
+from wasmtime.component import Instance, Linker
+
+from loopwright.core.errors import InternalError, Overloaded, ProgramError
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.waiting import next_events
+from loopwright.runtime.sandboxes.wasm_engine import (
+    BLOCKED,
+    HOST_INTERFACE,
+    WASI_POLL_FUNCTIONS,
+    WASI_POLL_INTERFACE,
+    load_compiled,
+    new_engine,
+    new_store,
+    trap_message,
+)
+
+T = TypeVar("T")
+
+MAX_THREADS = 1024
+MAX_IDLE_SLOTS = 16
+
+
+class ReentrantSandbox:
+    """As WasmSandbox, slower. `cpu_seconds` is counted by the wall clock of a program's turns."""
+
+    name = "wasm"
+    backend = "reentrant"
+
+    def __init__(self, compiled: Path) -> None:
+        self._compiled = compiled
+        self._idle: list[Slot] = []
+        self._num_live = 0
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="loopwright-guest")
+
+    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+        """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
+        slot = self._idle.pop() if self._idle else Slot(self._compiled)
+        self._num_live += 1
+        try:
+            slot.open(guest, limits)
+            return await self._drive(slot, (source, filename, arguments), guest, limits)
+        finally:
+            slot.close()
+            self._num_live -= 1
+            if len(self._idle) < MAX_IDLE_SLOTS:
+                self._idle.append(slot)
+
+    async def close(self) -> None:
+        """Ends the threads. No run may be live."""
+        self._threads.shutdown()
+        self._idle.clear()
+
+    @property
+    def num_live(self) -> int:
+        """Programs that are running or waiting."""
+        return self._num_live
+
+    def check_integrity(self) -> None:
+        """Asserts that what is idle belongs to no run."""
+        assert self._num_live >= 0
+        assert not any(slot.is_open for slot in self._idle)
+
+    async def _drive(self, slot: "Slot", program: tuple[str, ...], guest: Guest, limits: Limits) -> str:
+        used_s = 0.0
+        name, arguments = "start", program
+        while True:
+            status, turn_s = await self._turn(slot, name, arguments, limits, limits.cpu_seconds - used_s)
+            used_s += turn_s
+            match status:
+                case ["wait", (None | int() | float()) as timeout_s]:
+                    name, arguments = "resume", (await next_events(guest, timeout_s),)
+                case ["ok", str() as result]:
+                    return checked_result(result)
+                case ["error", str() as error]:
+                    raise error_from_guest(error, limits)
+                case _:
+                    raise ProgramError("the program's runner answered something that is not in its contract")
+
+    async def _turn(
+        self, slot: "Slot", name: str, arguments: tuple[str, ...], limits: Limits, left_s: float
+    ) -> tuple[object, float]:
+        """One entry into the guest: what it said, and how long it took. Ends the guest when it takes too long."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        slot.arm()
+        turn = loop.run_in_executor(self._threads, slot.call, name, arguments)
+        try:
+            await asyncio.wait([turn], timeout=max(left_s, 0))
+            is_late = not turn.done()
+        finally:
+            await _finish(slot, turn)
+        if is_late:
+            turn.exception()  # it trapped
+            raise out_of_cpu(limits, limits.cpu_seconds - left_s + loop.time() - started_s)
+        try:
+            return msgspec.json.decode(turn.result()), loop.time() - started_s
+        except WasmtimeError as trap:
+            raise slot.fault_or(ProgramError(trap_message(trap))) from None
+        except (msgspec.DecodeError, RecursionError):
+            return None, 0.0
+
+
+async def _finish(slot: "Slot", turn: "asyncio.Future[str]") -> None:
+    """Interrupts the guest if it is still inside, and waits for its thread, however often we are cancelled."""
+    if turn.done():
+        return
+    slot.interrupt()
+    while not turn.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([turn])
+    turn.exception()  # it trapped; marked as seen
+
+
+class Slot:
+    """An engine with the runner loaded, for one run at a time."""
+
+    def __init__(self, compiled: Path) -> None:
+        self._engine = new_engine()
+        self._component = load_compiled(self._engine, compiled)
+        self._linker = self._new_linker()
+        self._store: Store | None = None
+        self._instance: Instance | None = None
+        self._guest: Guest | None = None
+        self._fault: Exception | None = None
+        self._is_interrupted = Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self._store is not None
+
+    def open(self, guest: Guest, limits: Limits) -> None:
+        """Makes the instance for a run. On the event loop's thread. Raises Overloaded."""
+        self._loop = asyncio.get_running_loop()
+        self._guest, self._fault = guest, None
+        self._is_interrupted.clear()
+        self._store = new_store(self._engine)
+        try:
+            self._instance = self._linker.instantiate(self._store, self._component)
+        except WasmtimeError as error:
+            raise Overloaded(f"no room for another program: {str(error).splitlines()[0]}") from error
+        self._store.set_limits(memory_size=limits.memory_mb << 20)
+
+    def close(self) -> None:
+        """Drops the instance."""
+        if self._store is not None:
+            self._store.close()
+        self._store = self._instance = self._guest = None
+
+    def arm(self) -> None:
+        """Called before each turn: from now on `interrupt` ends it, even before it begins."""
+        assert self._store is not None
+        self._store.set_epoch_deadline(1)
+
+    def interrupt(self) -> None:
+        """Makes the guest trap, wherever it is."""
+        self._is_interrupted.set()
+        self._engine.increment_epoch()
+
+    def call(self, name: str, arguments: tuple[str, ...]) -> str:
+        """Calls an export. On a thread that may be held up. Raises WasmtimeError when the guest traps."""
+        assert self._store is not None
+        assert self._instance is not None
+        function = self._instance.get_func(self._store, name)
+        assert function is not None
+        result = function(self._store, *arguments)
+        assert isinstance(result, str)
+        return result
+
+    def fault_or(self, error: Exception) -> Exception:
+        """What went wrong in the host during the guest's call, else `error`."""
+        return error if self._fault is None else InternalError(f"a call of the guest failed: {self._fault!r}")
+
+    def _new_linker(self) -> Linker:
+        linker = Linker(self._engine)
+        linker.allow_shadowing = True
+        linker.add_wasip2()
+        with linker.root() as root:
+            with root.add_instance(WASI_POLL_INTERFACE) as poll:
+                for name in WASI_POLL_FUNCTIONS:
+                    poll.add_func(name, _blocked)
+            with root.add_instance(HOST_INTERFACE) as host:
+                host.add_func("submit", lambda _store, op: self._on_loop(lambda guest: guest.submit(op), 0))
+                host.add_func(
+                    "log", lambda _store, name, line: self._on_loop(lambda guest: guest.log(name, line), None)
+                )
+                host.add_func("wait", self._sleep)
+        return linker
+
+    def _on_loop(self, act: Callable[[Guest], T], otherwise: T) -> T:
+        """Calls the guest's host where it lives, on the event loop; not once the run is interrupted."""
+        done: Future[T] = Future()
+        guest = self._guest
+        assert guest is not None
+
+        def enter() -> None:
+            try:
+                done.set_result(otherwise if self._is_interrupted.is_set() else act(guest))
+            except Exception as error:  # noqa: BLE001 (it must not be raised in the loop; the run ends with it)
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(enter)
+        try:
+            return done.result()
+        except Exception as error:  # noqa: BLE001 (only a WasmtimeError may cross wasmtime's threads)
+            self._fault = error
+            raise WasmtimeError("the host failed in a call of the guest") from None
+
+    def _sleep(self, _store: object, timeout_ms: int) -> str:
+        """Holds up this program's thread alone; events come with the next turn."""
+        self._is_interrupted.wait(None if timeout_ms < 0 else timeout_ms / 1000)
+        return ""
+
+
+def _blocked(*_arguments: object) -> None:
+    raise WasmtimeError(BLOCKED)

@@ -1,0 +1,142 @@
+"""The Wasm sandbox: every program is a fiber on the event loop's thread, interrupted by ticks when it computes.
+
+Never looks into calls. Opened by `open_wasm_sandbox`, which falls back to `reentrant` where fibers cannot run.
+"""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from threading import Event, Thread
+from typing import Literal, TypeAlias
+
+from wasmtime import Engine, WasmtimeError
+
+from loopwright.core.errors import Overloaded, ProgramError, Unavailable
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandboxes import fibers
+from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
+from loopwright.runtime.sandboxes.instance_pool import InstancePool
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.reentrant import ReentrantSandbox
+from loopwright.runtime.sandboxes.runner_build import RunnerFiles
+from loopwright.runtime.sandboxes.waiting import next_events
+from loopwright.runtime.sandboxes.wasm_engine import load_compiled, new_engine, trap_message
+
+Backend: TypeAlias = Literal["auto", "fiber", "reentrant"]
+
+TICK_S = 0.010
+"""How long a program may compute before others get their turn."""
+
+MIN_SLICE_S = 0.002
+"""A shorter slice was cut by a tick that passed while the program waited; it goes on at once."""
+
+MAX_PARKED = 8
+
+_log = logging.getLogger(__name__)
+
+
+def open_wasm_sandbox(files: RunnerFiles, backend: Backend = "auto") -> "WasmSandbox | ReentrantSandbox":
+    """The sandbox with the back-end of that name; "auto" takes fibers where they can run. Raises Unavailable."""
+    reason = None if backend == "reentrant" else fibers.why_not(new_engine())
+    if backend == "fiber" and reason is not None:
+        raise Unavailable(f"the fiber back-end cannot run: {reason}", hint='set sandbox.backend = "reentrant"')
+    if backend == "fiber" or (backend == "auto" and reason is None):
+        return WasmSandbox(files.compiled)
+    _log.info("Wasm back-end: reentrant (%s)", reason or "as asked")
+    return ReentrantSandbox(files.compiled)
+
+
+class WasmSandbox:
+    """Runs programs in Wasm instances, each suspended while it waits. All methods on the event loop's thread."""
+
+    name = "wasm"
+    backend = "fiber"
+
+    def __init__(self, compiled: Path, max_parked: int = MAX_PARKED) -> None:
+        engine = new_engine()
+        self._host = FiberHost(engine, load_compiled(engine, compiled))
+        self._pool = InstancePool(self._host.instantiate, max_parked)
+        self._ticker = _Ticker(engine)
+
+    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+        """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
+        fiber = self._host.start(self._take(limits), guest, (source, filename, arguments))
+        try:
+            await _drive(fiber, limits)
+            return _result(fiber, limits)
+        finally:
+            self._pool.discard(fiber.drop())
+
+    async def close(self) -> None:
+        """Ends the threads and frees the instances. No run may be live."""
+        self._ticker.stop()
+        self._pool.close()
+        self._host.close()
+
+    @property
+    def num_live(self) -> int:
+        """Programs that are running or suspended."""
+        return self._host.num_live
+
+    def check_integrity(self) -> None:
+        """Asserts what always holds of the fibers and of the pool of instances."""
+        self._host.check_integrity()
+        self._pool.check_integrity()
+
+    def _take(self, limits: Limits) -> ParkedInstance:
+        try:
+            parked = self._pool.take()
+        except WasmtimeError as error:
+            reason = str(error).splitlines()[0]
+            raise Overloaded(f"no room for a program beside {self.num_live} others: {reason}") from error
+        parked.store.set_limits(memory_size=limits.memory_mb << 20)
+        return parked
+
+
+async def _drive(fiber: Fiber, limits: Limits) -> None:
+    """Polls the fiber until it has returned. Raises LimitExceeded when it has computed too long."""
+    used_s = 0.0
+    while True:
+        started_s = time.thread_time()
+        has_returned = fiber.poll()
+        slice_s = time.thread_time() - started_s
+        used_s += slice_s
+        if has_returned:
+            return
+        if used_s > limits.cpu_seconds:
+            raise out_of_cpu(limits, used_s)
+        if fiber.waits_ms is not None:
+            timeout_s = None if fiber.waits_ms < 0 else fiber.waits_ms / 1000
+            fiber.answer(await next_events(fiber.guest, timeout_s))
+        elif slice_s > MIN_SLICE_S:
+            await asyncio.sleep(0)
+
+
+def _result(fiber: Fiber, limits: Limits) -> str:
+    try:
+        has_succeeded, text = fiber.outcome()
+    except WasmtimeError as trap:
+        raise ProgramError(trap_message(trap)) from None
+    if has_succeeded:
+        return checked_result(text)
+    raise error_from_guest(text, limits)
+
+
+class _Ticker:
+    """Advances the engine's epoch, at which running guests give way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._is_over = Event()
+        self._thread = Thread(target=self._tick, name="loopwright-ticks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._is_over.wait(TICK_S):
+            self._engine.increment_epoch()
