@@ -3,7 +3,8 @@
 Implemented by the launcher (inline) and by the router (over worker processes).
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -87,3 +88,14 @@ class Runs(Protocol):
     async def runs(self) -> tuple[RunInfo, ...]: ...
 
     async def stats(self) -> ControlStats: ...
+
+
+@asynccontextmanager
+async def open_events(runs: Runs, run_id: RunId, after: int = -1) -> AsyncIterator[AsyncIterator[Event]]:
+    """A run's events for one reader: what delivers them ends when the reader leaves, not when it is collected."""
+    events = runs.events(run_id, after)
+    try:
+        yield events
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

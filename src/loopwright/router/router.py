@@ -1,0 +1,144 @@
+"""Chooses the worker of each run and remembers it. Never looks into a run. Called by the server as core.runs.Runs.
+
+A new run goes to the worker with the fewest live runs, and stays there. A worker that died is left out: what it ran
+ends with the final event that its client makes, and the rest goes on.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from loopwright.core.control import ControlStats
+from loopwright.core.errors import NotFound, Overloaded, Unavailable
+from loopwright.core.events import Event, Finished
+from loopwright.core.ids import RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import ProgramInfo, RunInfo, Runs, RunSpec, open_events
+
+MAX_REMEMBERED = 100_000  # runs whose worker is known without asking
+NUM_STARTS_BETWEEN_COUNTS = 256  # then the workers are asked: runs that nobody reads end unseen
+
+AnswerT = TypeVar("AnswerT")
+
+
+class Worker(Runs, Protocol):
+    """A runtime worker as the router sees it."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once its process is gone; it does not come back."""
+        ...
+
+
+class Router:
+    """Runs over N workers. `deploy` reaches all of them; lists are merged."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = tuple(workers)
+        self._live: dict[Worker, set[RunId]] = {worker: set() for worker in workers}
+        self._num_starting: dict[Worker, int] = dict.fromkeys(workers, 0)
+        self._worker_of: OrderedDict[RunId, Worker] = OrderedDict()  # the oldest first
+        self._num_starts = 0
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return self._workers[0].models()
+
+    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+        deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename))
+        return next(iter(deployed.values()))
+
+    async def programs(self) -> tuple[ProgramInfo, ...]:
+        return await self._alive()[0].programs()
+
+    async def start(self, spec: RunSpec) -> RunId:
+        """As Runs.start. A worker that is full or dies meanwhile is passed over; Overloaded only when all are full."""
+        self._num_starts += 1
+        if self._num_starts % NUM_STARTS_BETWEEN_COUNTS == 0:
+            await self.runs()
+        refusal: Overloaded | None = None
+        for worker in sorted(self._alive(), key=self._load):
+            try:
+                return await self._start_on(worker, spec)
+            except Overloaded as error:
+                refusal = error
+            except Unavailable:
+                if worker.is_alive:
+                    raise
+        raise refusal or _none_left()
+
+    async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
+        worker = await self._find(run_id)
+        async with open_events(worker, run_id, after) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    self._live[worker].discard(run_id)
+                yield event
+
+    async def cancel(self, run_id: RunId) -> None:
+        worker = await self._find(run_id)
+        if worker.is_alive:
+            await worker.cancel(run_id)
+
+    async def runs(self) -> tuple[RunInfo, ...]:
+        """Those of all live workers, by start."""
+        lists = await self._ask_all(lambda worker: worker.runs())
+        for worker, infos in lists.items():
+            self._live[worker] = {info.run for info in infos if info.state == "running"}
+            for info in infos:
+                self._remember(info.run, worker)
+        return tuple(sorted((info for infos in lists.values() for info in infos), key=lambda info: info.started_s))
+
+    async def stats(self) -> ControlStats:
+        """Any worker's: they share one control layer, and each reports the whole of it."""
+        return await self._alive()[0].stats()
+
+    async def _ask_all(self, ask: Callable[[Worker], Awaitable[AnswerT]]) -> dict[Worker, AnswerT]:
+        """The answer of each worker that lives to give it. Raises what one raises; Unavailable if none is left."""
+        workers = self._alive()
+        answers = await asyncio.gather(*(ask(worker) for worker in workers), return_exceptions=True)
+        answered: dict[Worker, AnswerT] = {}
+        for worker, answer in zip(workers, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                answered[worker] = answer
+            elif worker.is_alive or not isinstance(answer, Unavailable):
+                raise answer
+        if not answered:
+            raise _none_left()
+        return answered
+
+    async def _start_on(self, worker: Worker, spec: RunSpec) -> RunId:
+        self._num_starting[worker] += 1
+        try:
+            run_id = await worker.start(spec)
+        finally:
+            self._num_starting[worker] -= 1
+        self._live[worker].add(run_id)
+        self._remember(run_id, worker)
+        return run_id
+
+    async def _find(self, run_id: RunId) -> Worker:
+        if run_id not in self._worker_of:
+            await self.runs()  # another server process may have started it
+        worker = self._worker_of.get(run_id)
+        if worker is None:
+            raise NotFound(f"there is no run {run_id}", field="run")
+        return worker
+
+    def _remember(self, run_id: RunId, worker: Worker) -> None:
+        self._worker_of[run_id] = worker
+        if len(self._worker_of) > MAX_REMEMBERED:
+            self._worker_of.popitem(last=False)
+
+    def _alive(self) -> list[Worker]:
+        alive = [worker for worker in self._workers if worker.is_alive]
+        if not alive:
+            raise _none_left()
+        return alive
+
+    def _load(self, worker: Worker) -> int:
+        return len(self._live[worker]) + self._num_starting[worker]
+
+
+def _none_left() -> Unavailable:
+    return Unavailable("no runtime worker is left", hint="restart the server")

@@ -1,0 +1,200 @@
+"""Control in another process, seen as core.control.Control. Never decides anything. Made by compose.
+
+When the model worker closes or dies, every session ends with an InternalError that says so, and so does every request.
+"""
+
+import asyncio
+import logging
+from itertools import count
+from typing import assert_never
+
+import msgspec
+
+from loopwright.core.calls import QueueCall
+from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.errors import (
+    BadRequest,
+    Cancelled,
+    InternalError,
+    LoopwrightError,
+    Overloaded,
+    Unavailable,
+    from_info,
+)
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import Completion
+from loopwright.transport import control_messages as messages
+from loopwright.transport.link import BINDER, Link, Peer
+from loopwright.transport.open_requests import OpenRequests
+
+log = logging.getLogger(__name__)
+
+DIED = "the model worker died"
+
+
+class ControlClient:
+    """One connection to the model worker; `connect` makes it, `close` ends it and all its sessions."""
+
+    def __init__(self, address: str) -> None:
+        self._link = Link.connect(address, self._take, self._lost)
+        self._session_ids = count()
+        self._sessions: dict[int, RemoteSession] = {}
+        self._requests: OpenRequests[ControlStats] = OpenRequests()
+        self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def connect(cls, address: str, *, name: str, timeout_s: float = 60.0) -> "ControlClient":
+        """Waits until the model worker answers. `name` is what its log calls us. Raises Unavailable."""
+        client = cls(address)
+        client.send(messages.Hello(name))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(client._welcome)
+        except TimeoutError:
+            client.close()
+            raise Unavailable(f"no model worker answered at {address} within {timeout_s:g} s") from None
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._link.is_closed
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return self._welcome.result()
+
+    def open(self, run_id: RunId, limits: ControlLimits) -> "RemoteSession":
+        """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
+        if not self.is_alive:
+            raise Unavailable(DIED, hint="restart the server")
+        session = RemoteSession(next(self._session_ids), self)
+        self._sessions[session.session_id] = session
+        self.send(messages.OpenSession(session.session_id, run_id, limits))
+        return session
+
+    async def stats(self) -> ControlStats:
+        if not self.is_alive:
+            raise Unavailable(DIED, hint="restart the server")
+        number, answer = self._requests.open()
+        self.send(messages.AskStats(number))
+        return await answer
+
+    def peer_died(self) -> None:
+        """For whoever watches the model worker's process; the socket notices by itself as well."""
+        self._end(DIED)
+
+    def close(self) -> None:
+        if self.is_alive:
+            self.send(messages.Goodbye())
+            self._end("the connection to the model worker was closed")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the model worker has not taken what it was sent: calls are refused until it has."""
+        return self._link.is_full(BINDER)
+
+    def send(self, message: messages.ToControl) -> None:
+        """For RemoteSession. Sent to a model worker that is gone, it goes nowhere."""
+        self._link.send(BINDER, messages.encode(message))
+
+    def forget(self, session: "RemoteSession") -> None:
+        """For RemoteSession: closes it on the other side."""
+        if self._sessions.pop(session.session_id, None) is not None:
+            self.send(messages.CloseSession(session.session_id))
+
+    def _take(self, peer: Peer, payload: bytes) -> None:
+        try:
+            message = messages.decode_from_control(payload)
+        except msgspec.MsgspecError as error:
+            log.warning("dropped a malformed message of the model worker: %s", error)
+            return
+        match message:
+            case messages.Completed(session_id, completion):
+                if (session := self._sessions.get(session_id)) is not None:
+                    session.deliver(completion)
+            case messages.SessionEnded(session_id, info):
+                if (session := self._sessions.pop(session_id, None)) is not None:
+                    session.end(from_info(info))
+            case messages.StatsAnswer(number, stats):
+                self._requests.answer(number, stats)
+            case messages.RequestFailed(number, info):
+                self._requests.fail(number, from_info(info))
+            case messages.Welcome(models):
+                if not self._welcome.done():
+                    self._welcome.set_result(models)
+            case _:
+                assert_never(message)
+
+    def _lost(self, peer: Peer) -> None:
+        self._end(DIED)
+
+    def _end(self, reason: str) -> None:
+        self._link.close()
+        if not self._welcome.done():
+            self._welcome.set_exception(Unavailable(reason))
+            self._welcome.exception()  # marked as seen: nobody need be waiting
+        self._requests.fail_all(reason, InternalError)
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.end(InternalError(reason, hint="start the run again"))
+
+
+class RemoteSession:
+    """One run's door to the model worker."""
+
+    def __init__(self, session_id: int, client: ControlClient) -> None:
+        self.session_id = session_id
+        self._client = client
+        self._completions: list[Completion] = []
+        self._has_news = asyncio.Event()
+        self._end: LoopwrightError | None = None
+
+    def submit(self, call_id: CallId, call: QueueCall) -> None:
+        if self._end is not None:
+            return
+        if self._client.is_full:
+            overloaded = Overloaded("the model worker does not keep up with the calls sent to it")
+            self.deliver(Completion(call_id, error=overloaded.info()))
+            return
+        try:
+            raw = msgspec.Raw(messages.encode(call))
+        except (OverflowError, UnicodeEncodeError) as error:  # a number beyond 64 bits, half a surrogate pair
+            refused = BadRequest(f"the call {type(call).__name__} cannot be sent: {error}")
+            self.deliver(Completion(call_id, error=refused.info()))
+            return
+        self._client.send(messages.SubmitCall(self.session_id, call_id, raw))
+
+    def interrupt(self, call_id: CallId) -> None:
+        if self._end is None:
+            self._client.send(messages.InterruptCall(self.session_id, call_id))
+
+    async def receive(self) -> list[Completion]:
+        """Completions that had come before the end of the session are handed out first; then it raises why it ended."""
+        await self._has_news.wait()
+        if self._completions:
+            taken, self._completions = self._completions, []
+            if self._end is None:
+                self._has_news.clear()
+            return taken
+        assert self._end is not None
+        raise self._end
+
+    def close(self) -> None:
+        if self._end is None:
+            self._client.forget(self)
+            self._completions.clear()
+            self.end(Cancelled("the session was closed"))
+
+    def deliver(self, completion: Completion) -> None:
+        """For ControlClient."""
+        self._completions.append(completion)
+        self._has_news.set()
+
+    def end(self, error: LoopwrightError) -> None:
+        """For ControlClient."""
+        if self._end is None:
+            self._end = error
+            self._has_news.set()

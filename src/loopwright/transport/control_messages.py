@@ -1,0 +1,93 @@
+"""Every message of the boundary between a runtime worker and the model worker. Never sends one.
+
+Made and read by control_client and control_server. A call travels undecoded inside its message, so that one that is
+malformed still has a session and an id to be answered to.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from loopwright.core.calls import QueueCall
+from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.errors import ErrorInfo
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import Completion
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """What every message has in common: an array that starts with its tag. `session` and `request` are the client's."""
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message of a client. Answered with Welcome."""
+
+    name: str
+
+
+class OpenSession(Message, frozen=True, tag="open"):
+    session: int
+    run: RunId
+    limits: ControlLimits
+
+
+class SubmitCall(Message, frozen=True, tag="submit"):
+    session: int
+    call_id: CallId
+    call: msgspec.Raw
+
+
+class InterruptCall(Message, frozen=True, tag="interrupt"):
+    session: int
+    call_id: CallId
+
+
+class CloseSession(Message, frozen=True, tag="close"):
+    session: int
+
+
+class AskStats(Message, frozen=True, tag="ask_stats"):
+    """Answered with StatsAnswer or RequestFailed."""
+
+    request: int
+
+
+class Goodbye(Message, frozen=True, tag="goodbye"):
+    """The last message of a client: everything it holds is released."""
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    models: tuple[ModelInfo, ...]
+
+
+class Completed(Message, frozen=True, tag="completed"):
+    session: int
+    completion: Completion
+
+
+class SessionEnded(Message, frozen=True, tag="ended"):
+    """The session failed, or was refused; nothing more comes of it."""
+
+    session: int
+    error: ErrorInfo
+
+
+class StatsAnswer(Message, frozen=True, tag="stats"):
+    request: int
+    stats: ControlStats
+
+
+class RequestFailed(Message, frozen=True, tag="failed"):
+    request: int
+    error: ErrorInfo
+
+
+InSession: TypeAlias = SubmitCall | InterruptCall | CloseSession
+ToControl: TypeAlias = Hello | OpenSession | InSession | AskStats | Goodbye
+FromControl: TypeAlias = Welcome | Completed | SessionEnded | StatsAnswer | RequestFailed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_control = msgspec.msgpack.Decoder(ToControl).decode
+decode_from_control = msgspec.msgpack.Decoder(FromControl).decode
+decode_call = msgspec.msgpack.Decoder(QueueCall).decode

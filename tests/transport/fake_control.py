@@ -1,0 +1,78 @@
+"""A core.control.Control that answers what a test tells it to. Used by the tests of the control boundary."""
+
+import asyncio
+
+from fake_runs import MODEL
+
+from loopwright.core.calls import QueueCall
+from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.errors import Cancelled, LoopwrightError
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import CallResult, Completion, Done
+
+
+class FakeSession:
+    """Answers each call with Done at once, unless told to hold."""
+
+    def __init__(self, is_holding: bool) -> None:
+        self.calls: list[tuple[CallId, QueueCall]] = []
+        self.interrupted: list[CallId] = []
+        self.is_closed = False
+        self.num_received = 0
+        self._is_holding = is_holding
+        self._completions: list[Completion] = []
+        self._news = asyncio.Event()
+        self._error: LoopwrightError | None = None
+
+    def submit(self, call_id: CallId, call: QueueCall) -> None:
+        self.calls.append((call_id, call))
+        if not self._is_holding:
+            self.complete(call_id, Done())
+
+    def interrupt(self, call_id: CallId) -> None:
+        self.interrupted.append(call_id)
+
+    def complete(self, call_id: CallId, result: CallResult) -> None:
+        self._completions.append(Completion(call_id, result))
+        self._news.set()
+
+    def fail(self, error: LoopwrightError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def receive(self) -> list[Completion]:
+        await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        self._news.clear()
+        taken, self._completions = self._completions, []
+        self.num_received += len(taken)
+        return taken
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.fail(Cancelled("the session was closed"))
+
+
+class FakeControl:
+    """Sessions by run."""
+
+    def __init__(self, is_holding: bool = False) -> None:
+        self.is_holding = is_holding
+        self.refuse: LoopwrightError | None = None
+        self.sessions: dict[RunId, FakeSession] = {}
+        self.limits: dict[RunId, ControlLimits] = {}
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return (MODEL,)
+
+    def open(self, run_id: RunId, limits: ControlLimits) -> FakeSession:
+        if self.refuse is not None:
+            raise self.refuse
+        self.limits[run_id] = limits
+        self.sessions[run_id] = FakeSession(self.is_holding)
+        return self.sessions[run_id]
+
+    async def stats(self) -> ControlStats:
+        return ControlStats(num_steps=11)

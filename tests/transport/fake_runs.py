@@ -1,0 +1,150 @@
+"""A core.runs.Runs whose events a test writes, now or while they are being read. Used by transport, router, server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from loopwright.core.control import ControlStats
+from loopwright.core.errors import Cancelled, LoopwrightError, NotFound
+from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
+from loopwright.core.ids import RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import Parameter, ProgramInfo, RunInfo, RunSpec
+
+MODEL = ModelInfo(
+    name="tiny",
+    architecture="llama",
+    traits=("forward",),
+    vocab_size=256,
+    max_context=128,
+    page_size=16,
+    num_pages=64,
+    eos_ids=(0,),
+    bos_id=None,
+    has_chat_template=True,
+    quantization="none",
+    weights_sha256="0" * 64,
+)
+
+
+class FakeRun:
+    """A run: the test adds events, readers get them."""
+
+    def __init__(self, run_id: RunId, spec: RunSpec) -> None:
+        self.run_id = run_id
+        self.spec = spec
+        self.events: list[Event] = []
+        self.num_readers = 0
+        self.news = asyncio.Event()
+        self._add(Started, program=spec.program or spec.filename, sandbox=spec.sandbox, model=MODEL.name, seed=7)
+
+    @property
+    def is_done(self) -> bool:
+        return isinstance(self.events[-1], Finished)
+
+    def text(self, *texts: str) -> None:
+        for text in texts:
+            self._add(Text, text=text)
+
+    def log(self, line: str) -> None:
+        self._add(Log, line=line)
+
+    def emit(self, value: Any) -> None:
+        self._add(Emit, value=value)
+
+    def finish(self, result: Any = None) -> None:
+        self._add(Finished, code="ok", result=result)
+
+    def fail(self, error: LoopwrightError) -> None:
+        self._add(Finished, code=error.code, error=error.info())
+
+    def _add(self, kind: Callable[..., Event], **fields: Any) -> None:
+        self.events.append(kind(run=self.run_id, seq=len(self.events), time_s=1000.0 + len(self.events), **fields))
+        news, self.news = self.news, asyncio.Event()
+        news.set()
+
+
+class FakeRuns:
+    """Runs and programs in memory. `on_start` writes the first events of each run; None leaves it running."""
+
+    def __init__(self, on_start: Callable[[FakeRun], None] | None = None, *, prefix: str = "run") -> None:
+        self.on_start = on_start
+        self.by_id: dict[RunId, FakeRun] = {}
+        self.cancelled: list[RunId] = []
+        self.deployed: dict[str, ProgramInfo] = {}
+        self.refuse_start: LoopwrightError | None = None
+        self.hold_start: asyncio.Event | None = None  # while set to an unset event, admission waits
+        self._prefix = prefix
+
+    @property
+    def started(self) -> list[FakeRun]:
+        return list(self.by_id.values())
+
+    def add_program(self, name: str, *parameters: Parameter) -> None:
+        self.deployed[name] = ProgramInfo(name, "", parameters, "0" * 64)
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return (MODEL,)
+
+    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+        self.deployed[name] = ProgramInfo(name, source, (Parameter("n", "int", is_required=True),), "0" * 64)
+        return self.deployed[name]
+
+    async def programs(self) -> tuple[ProgramInfo, ...]:
+        return tuple(self.deployed.values())
+
+    async def start(self, spec: RunSpec) -> RunId:
+        if self.hold_start is not None:
+            await self.hold_start.wait()
+        if self.refuse_start is not None:
+            raise self.refuse_start
+        run = FakeRun(RunId(f"{self._prefix}-{len(self.by_id)}"), spec)
+        self.by_id[run.run_id] = run
+        if self.on_start is not None:
+            self.on_start(run)
+        return run.run_id
+
+    async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
+        run = self._find(run_id)
+        run.num_readers += 1
+        try:
+            seq = after + 1
+            while True:
+                news = run.news
+                for event in run.events[seq:]:
+                    seq += 1
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                if seq >= len(run.events):
+                    await news.wait()
+        finally:
+            run.num_readers -= 1
+
+    async def cancel(self, run_id: RunId) -> None:
+        run = self._find(run_id)
+        self.cancelled.append(run_id)
+        if not run.is_done:
+            run.fail(Cancelled("cancelled by a client"))
+
+    async def runs(self) -> tuple[RunInfo, ...]:
+        return tuple(
+            RunInfo(
+                run=run.run_id,
+                program=run.spec.program,
+                state="done" if run.is_done else "running",
+                code=None,
+                started_s=1000.0,
+                seconds_s=1.0,
+                num_events=len(run.events),
+            )
+            for run in self.started
+        )
+
+    async def stats(self) -> ControlStats:
+        return ControlStats(num_steps=3)
+
+    def _find(self, run_id: RunId) -> FakeRun:
+        if run_id not in self.by_id:
+            raise NotFound(f"there is no run {run_id}", field="run")
+        return self.by_id[run_id]

@@ -1,0 +1,346 @@
+"""The control boundary: a control client and a control server speak over a real socket, in one process and in two."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+from child_process import python_process
+from eventually import eventually
+from fake_control import FakeControl
+from fake_runs import MODEL
+
+from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling, Synchronize
+from loopwright.core.control import ControlLimits
+from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
+from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.results import Distribution, Done, Forwarded, Progress, Segment
+from loopwright.transport.addresses import socket_address, socket_folder
+from loopwright.transport.control_client import ControlClient
+from loopwright.transport.control_server import ControlServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+RUN = RunId("r")
+QUEUE = QueueName(1)
+SYNC = Synchronize(queue=QUEUE)
+
+
+@asynccontextmanager
+async def serving(control: FakeControl) -> AsyncIterator[tuple[ControlServer, str]]:
+    with socket_folder() as folder:
+        server = ControlServer(control, socket_address(folder, "control"))
+        is_ready = asyncio.Event()
+        task = asyncio.create_task(server.serve(is_ready.set))
+        await is_ready.wait()
+        try:
+            yield server, socket_address(folder, "control")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(control: FakeControl) -> AsyncIterator[ControlClient]:
+    async with serving(control) as (_, address):
+        client = await ControlClient.connect(address, name="runtime-0")
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+async def test_a_client_learns_the_models_when_it_connects() -> None:
+    async with connected(FakeControl()) as client:
+        assert client.models() == (MODEL,)
+
+
+async def test_calls_arrive_in_order_and_unchanged() -> None:
+    control = FakeControl()
+    generate = Generate(
+        queue=QUEUE,
+        pages=(PageName(3),),
+        grow_from=PageName(9),
+        kv_len=1,
+        tokens=(1, 2),
+        positions=(1, 2),
+        sampling=Sampling(logit_bias={5: -1.5}, temperature=0.7, seed=2**61),
+        stop=("\n", "é"),
+        progress=True,
+    )
+    calls = [CreateQueue(queue=QUEUE), AllocatePages(queue=QUEUE, pages=(PageName(3),)), generate, SYNC]
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits(max_pages=5))
+        for number, call in enumerate(calls):
+            session.submit(CallId(number), call)
+        answered = 0
+        while answered < len(calls):
+            answered += len(await session.receive())
+        assert control.limits[RUN] == ControlLimits(max_pages=5)
+        assert control.sessions[RUN].calls == [(CallId(number), call) for number, call in enumerate(calls)]
+
+
+async def test_results_arrive_in_order_and_unchanged() -> None:
+    control = FakeControl(is_holding=True)
+    distribution = Distribution(b"\x01\x00\x00\x00", b"\x00\x00\x80\xbf", 0.4, 0.6, True)
+    results = [
+        Progress((4,), (-0.5,)),
+        Segment((4, 5), (-0.5, -1.0), 2, "", "stop", "\n", 7, 1),
+        Forwarded(kv_len=3, num_pages=1, distributions=(distribution,), token=4, logprob=-0.25),
+        Done(),
+    ]
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        for result in results:
+            control.sessions[RUN].complete(CallId(1), result)
+        got = []
+        while len(got) < len(results):
+            got += [completion.result for completion in await session.receive()]
+        assert got == results
+
+
+async def test_many_calls_of_one_turn_travel_in_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = []
+    send_multipart = zmq.Socket.send_multipart
+    monkeypatch.setattr(
+        zmq.Socket, "send_multipart", lambda self, parts, *a: (frames.append(parts), send_multipart(self, parts, *a))
+    )
+    async with connected(FakeControl()) as client:
+        session = client.open(RUN, ControlLimits())
+        frames.clear()
+        for number in range(500):
+            session.submit(CallId(number), SYNC)
+        answered = 0
+        while answered < 500:
+            answered += len(await session.receive())
+        assert len(frames) <= 4
+
+
+async def test_an_interrupt_reaches_the_session() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        session.submit(CallId(4), SYNC)
+        session.interrupt(CallId(4))
+        await eventually(lambda: RUN in control.sessions and control.sessions[RUN].interrupted == [CallId(4)])
+
+
+async def test_closing_a_session_closes_it_on_both_sides() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        waiting = asyncio.create_task(session.receive())
+        await eventually(lambda: RUN in control.sessions)
+        session.close()
+        session.close()
+        with pytest.raises(Cancelled):
+            await waiting
+        await eventually(lambda: control.sessions[RUN].is_closed)
+
+
+async def test_a_refused_session_says_why() -> None:
+    control = FakeControl()
+    control.refuse = Overloaded("600 runs are open; at most 600 fit", hint="try again")
+    async with connected(control) as client:
+        with pytest.raises(Overloaded, match="600 runs are open"):
+            await client.open(RUN, ControlLimits()).receive()
+
+
+async def test_a_session_that_fails_hands_out_its_completions_first() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        control.sessions[RUN].complete(CallId(1), Done())
+        await eventually(lambda: control.sessions[RUN].num_received == 1)
+        control.sessions[RUN].fail(InternalError("the step failed"))
+        await eventually(lambda: control.sessions[RUN].is_closed)
+        assert [one.call_id for one in await session.receive()] == [CallId(1)]
+        with pytest.raises(InternalError, match="the step failed"):
+            await session.receive()
+
+
+async def test_a_call_that_cannot_be_sent_completes_with_an_error() -> None:
+    async with connected(FakeControl()) as client:
+        session = client.open(RUN, ControlLimits())
+        session.submit(CallId(1), AllocatePages(queue=QUEUE, pages=(PageName(2**80),)))
+        (completion,) = await session.receive()
+        assert completion.error is not None
+        assert completion.error.code == "bad_request"
+
+
+async def test_a_call_that_the_other_side_refuses_completes_with_an_error() -> None:
+    async with connected(FakeControl()) as client:
+        session = client.open(RUN, ControlLimits())
+        session.submit(CallId(1), CreateQueue(queue=QUEUE, priority=99))
+        (completion,) = await session.receive()
+        assert completion.error is not None
+        assert completion.error.type == BadRequest.__name__
+
+
+async def test_stats_cross() -> None:
+    async with connected(FakeControl()) as client:
+        assert (await client.stats()).num_steps == 11
+
+
+async def test_a_client_that_closes_has_its_sessions_closed_and_no_other() -> None:
+    control = FakeControl(is_holding=True)
+    async with serving(control) as (_, address):
+        leaving = await ControlClient.connect(address, name="runtime-0")
+        staying = await ControlClient.connect(address, name="runtime-1")
+        leaving.open(RunId("a"), ControlLimits())
+        staying.open(RunId("b"), ControlLimits())
+        await eventually(lambda: len(control.sessions) == 2)
+        leaving.close()
+        await eventually(lambda: control.sessions[RunId("a")].is_closed)
+        assert not control.sessions[RunId("b")].is_closed
+        assert (await staying.stats()).num_steps == 11
+        staying.close()
+
+
+async def test_a_worker_reported_dead_has_its_sessions_closed() -> None:
+    control = FakeControl(is_holding=True)
+    async with serving(control) as (server, address):
+        client = await ControlClient.connect(address, name="runtime-0")
+        client.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        server.peer_died("runtime-7")
+        assert not control.sessions[RUN].is_closed
+        server.peer_died("runtime-0")
+        assert control.sessions[RUN].is_closed
+        client.close()
+
+
+async def test_when_the_model_worker_goes_every_open_request_ends_and_new_ones_are_refused() -> None:
+    control = FakeControl(is_holding=True)
+    async with serving(control) as (_, address):
+        client = await ControlClient.connect(address, name="runtime-0")
+        session = client.open(RUN, ControlLimits())
+        session.submit(CallId(1), SYNC)
+        await eventually(lambda: RUN in control.sessions)
+        waiting = asyncio.create_task(session.receive())
+    with pytest.raises(InternalError, match="the model worker died"):
+        await waiting
+    assert not client.is_alive
+    with pytest.raises(Unavailable):
+        client.open(RunId("new"), ControlLimits())
+    with pytest.raises(Unavailable):
+        await client.stats()
+    session.close()
+    client.close()
+
+
+async def test_a_model_worker_reported_dead_ends_every_session() -> None:
+    async with connected(FakeControl(is_holding=True)) as client:
+        session = client.open(RUN, ControlLimits())
+        client.peer_died()
+        with pytest.raises(InternalError, match="the model worker died"):
+            await session.receive()
+
+
+async def test_a_model_worker_that_never_comes_is_an_error_that_names_the_address() -> None:
+    with socket_folder() as folder, pytest.raises(Unavailable, match="no model worker answered at ipc://"):
+        await ControlClient.connect(socket_address(folder, "nobody"), name="runtime-0", timeout_s=0.01)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xff\xff", b"\x91\xc4\x02\xff\xff", b"\x93", b"\x91\xc4\x03\x91\xa1x"])
+async def test_a_malformed_frame_is_dropped_and_the_service_goes_on(frame: bytes) -> None:
+    async with serving(FakeControl()) as (_, address):
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.connect(address)
+        socket.send(frame)
+        socket.send_multipart([frame, frame, frame])
+        client = await ControlClient.connect(address, name="runtime-0")
+        assert (await client.stats()).num_steps == 11
+        client.close()
+        socket.close(linger=0)
+
+
+async def test_a_client_that_takes_nothing_holds_up_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.transport.link.MAX_OUTBOX_BYTES", 1 << 16)
+    control = FakeControl(is_holding=True)
+    async with serving(control) as (_, address):
+        slow = await ControlClient.connect(address, name="slow")
+        brisk = await ControlClient.connect(address, name="brisk")
+        session = slow.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        pump, slow._link._pump = slow._link._pump, lambda: None  # its loop never gets to its socket
+        asyncio.get_running_loop().add_reader(slow._link._descriptors[0], lambda: None)
+        large, num_large = Progress(tuple(range(10_000)), ()), 1000  # about 30 kB each: more than all buffers hold
+        for number in range(num_large):
+            control.sessions[RUN].complete(CallId(number), large)
+            await asyncio.sleep(0)
+            if number % 100 == 0:
+                assert (await brisk.stats()).num_steps == 11
+        assert control.sessions[RUN].num_received < num_large  # the rest waits in control, not in the socket's memory
+
+        slow._link._pump = pump
+        asyncio.get_running_loop().add_reader(slow._link._descriptors[0], pump)
+        pump()
+        got: list[int] = []
+        while len(got) < num_large:
+            got += [completion.call_id for completion in await session.receive()]
+        assert got == list(range(num_large))
+        slow.close()
+        brisk.close()
+
+
+WORKER = """
+import asyncio, sys
+from fake_control import FakeControl
+from loopwright.transport.control_server import ControlServer
+asyncio.run(ControlServer(FakeControl(is_holding=True), sys.argv[1]).serve())
+"""
+
+CLIENT = """
+import asyncio, sys
+from loopwright.core.control import ControlLimits
+from loopwright.transport.control_client import ControlClient
+async def main():
+    client = await ControlClient.connect(sys.argv[1], name="runtime-0")
+    session = client.open("r", ControlLimits())
+    await session.receive()
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_model_worker_ends_the_sessions_at_once() -> None:
+    with socket_folder() as folder:
+        address = socket_address(folder, "control")
+        with python_process(WORKER, address) as worker:
+            client = await ControlClient.connect(address, name="runtime-0")
+            session = client.open(RUN, ControlLimits())
+            session.submit(CallId(1), SYNC)
+            await client.stats()
+            waiting = asyncio.create_task(session.receive())
+            worker.kill()
+            with pytest.raises(InternalError, match="the model worker died"):
+                await waiting
+            client.close()
+
+
+async def test_a_killed_runtime_worker_has_its_sessions_closed() -> None:
+    control = FakeControl(is_holding=True)
+    async with serving(control) as (_, address):
+        with python_process(CLIENT, address) as worker:
+            await eventually(lambda: RUN in control.sessions)
+            worker.kill()
+            await eventually(lambda: control.sessions[RUN].is_closed)
+
+
+async def test_a_result_too_large_to_send_is_an_error_of_its_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.transport.control_server.MAX_MESSAGE_BYTES", 1000)
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        control.sessions[RUN].complete(CallId(1), Progress(tuple(range(1000)), ()))
+        control.sessions[RUN].complete(CallId(2), Done())
+        got = await session.receive()
+        while len(got) < 2:
+            got += await session.receive()
+        assert got[0].error is not None
+        assert got[0].error.code == "limit"
+        assert got[1].result == Done()

@@ -1,0 +1,172 @@
+"""The router over fake workers, and over real ones in other processes."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+from child_process import python_process
+from fake_runs import FakeRuns
+
+from loopwright.core.errors import NotFound, Overloaded, ProgramRejected, Unavailable
+from loopwright.core.events import Event, Finished
+from loopwright.core.ids import RunId
+from loopwright.core.runs import RunSpec, open_events
+from loopwright.router.router import Router
+from loopwright.transport.addresses import socket_address, socket_folder
+from loopwright.transport.runs_client import RunsClient
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+HELLO = RunSpec(program="hello")
+
+
+class FakeWorker(FakeRuns):
+    """A worker in memory."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(prefix=name)
+        self.is_alive = True
+
+    def die(self) -> None:
+        self.is_alive = False
+        self.refuse_start = Unavailable("the runtime worker died")
+
+
+async def read_all(runs: Router, run_id: RunId) -> list[Event]:
+    return [event async for event in runs.events(run_id)]
+
+
+async def test_runs_are_spread_evenly() -> None:
+    workers = [FakeWorker("a"), FakeWorker("b"), FakeWorker("c")]
+    router = Router(workers)
+    await asyncio.gather(*(router.start(HELLO) for _ in range(9)))
+    assert [len(worker.started) for worker in workers] == [3, 3, 3]
+
+
+async def test_runs_that_wait_for_admission_count_as_load() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    first.hold_start = asyncio.Event()
+    router = Router([first, second])
+    waiting = asyncio.create_task(router.start(HELLO))
+    await asyncio.sleep(0)
+    assert (await router.start(HELLO)).startswith("b")
+    first.hold_start.set()
+    assert (await waiting).startswith("a")
+
+
+async def test_a_worker_whose_run_ended_gets_the_next() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    router = Router([first, second])
+    run_id = await router.start(HELLO)
+    await router.start(HELLO)
+    first.started[0].finish()
+    await read_all(router, run_id)
+    assert [await router.start(HELLO) for _ in range(2)] == ["a-1", "a-2"]
+
+
+async def test_runs_that_nobody_read_are_counted_off_by_asking() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    router = Router([first, second])
+    for _ in range(4):
+        await router.start(HELLO)
+    for run in first.started:
+        run.finish()
+    await router.runs()
+    assert [(await router.start(HELLO))[0] for _ in range(2)] == ["a", "a"]
+
+
+async def test_a_run_is_found_by_its_id() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    router = Router([first, second])
+    await router.start(HELLO)
+    run_id = await router.start(HELLO)
+    await router.cancel(run_id)
+    assert (first.cancelled, second.cancelled) == ([], [run_id])
+    assert isinstance((await read_all(router, run_id))[-1], Finished)
+
+
+async def test_a_run_that_another_process_started_is_found_by_asking() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    run_id = await second.start(HELLO)
+    second.started[0].finish()
+    router = Router([first, second])
+    assert len(await read_all(router, run_id)) == 2
+    with pytest.raises(NotFound):
+        await router.cancel(RunId("none"))
+
+
+async def test_a_program_is_deployed_everywhere() -> None:
+    workers = [FakeWorker("a"), FakeWorker("b")]
+    router = Router(workers)
+    info = await router.deploy("agent", "source", "agent.py")
+    assert [worker.deployed for worker in workers] == [{"agent": info}, {"agent": info}]
+    assert await router.programs() == (info,)
+
+
+async def test_lists_are_merged() -> None:
+    router = Router([FakeWorker("a"), FakeWorker("b")])
+    started = {await router.start(HELLO) for _ in range(4)}
+    assert {info.run for info in await router.runs()} == started
+    assert (await router.stats()).num_steps == 3
+
+
+async def test_a_full_worker_is_passed_over_and_all_full_is_overloaded() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    first.refuse_start = Overloaded("full")
+    router = Router([first, second])
+    assert (await router.start(HELLO)).startswith("b")
+    second.refuse_start = Overloaded("full")
+    with pytest.raises(Overloaded):
+        await router.start(HELLO)
+
+
+async def test_a_rejected_program_is_rejected_once() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    first.refuse_start = ProgramRejected("no main")
+    with pytest.raises(ProgramRejected):
+        await Router([first, second]).start(HELLO)
+    assert second.started == []
+
+
+async def test_a_dead_worker_is_left_out_and_all_dead_is_unavailable() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    router = Router([first, second])
+    first.die()
+    assert [(await router.start(HELLO))[0] for _ in range(2)] == ["b", "b"]
+    assert {info.run[0] for info in await router.runs()} == {"b"}
+    second.die()
+    with pytest.raises(Unavailable, match="no runtime worker is left"):
+        await router.start(HELLO)
+
+
+WORKER = """
+import asyncio, sys
+from child_process import python_process
+from fake_runs import FakeRuns
+from loopwright.transport.runs_server import RunsServer
+runs = FakeRuns(lambda run: run.text("a"), prefix=sys.argv[1][-1])
+asyncio.run(RunsServer(runs, sys.argv[1]).serve())
+"""
+
+
+async def test_with_real_workers_a_kill_ends_only_the_runs_of_the_killed() -> None:
+    with socket_folder() as folder, ExitStack() as cleanup:
+        addresses = [socket_address(folder, name) for name in ("a", "b")]
+        processes = [cleanup.enter_context(python_process(WORKER, one)) for one in addresses]
+        clients = [await RunsClient.connect(one, name="server-0") for one in addresses]
+        for client in clients:
+            cleanup.callback(client.close)
+        router = Router(clients)
+        doomed, spared = await router.start(HELLO), await router.start(HELLO)
+        assert (doomed, spared) == ("a-0", "b-0")
+        reading = asyncio.create_task(read_all(router, doomed))
+        async with open_events(router, spared) as events:
+            await anext(events)
+            processes[0].kill()
+            last = (await reading)[-1]
+            assert isinstance(last, Finished)
+            assert last.code == "internal"
+            assert await router.start(HELLO) == "b-1"
+            assert {info.run for info in await router.runs()} == {"b-0", "b-1"}
+            await router.cancel(spared)
+            assert [event.code async for event in events if isinstance(event, Finished)] == ["cancelled"]
