@@ -1,0 +1,238 @@
+"""Attention over paged KV: the protocol of a back-end, their registry, and the reference, "sdpa".
+
+Never computes projections. Planned once a step by the model runner, then asked by the model in every layer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from loopwright.core.calls import Visibility
+from loopwright.core.errors import Unavailable
+from loopwright.engine.kv_cache import BLOCK_SIZE, KvCache
+
+_MAX_GROUPED_TOKENS = 32  # rows with more new tokens fill the device by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """A run of new tokens of one page table, as in core.batch.ForwardRow."""
+
+    block_ids: Sequence[int]
+    kv_len: int
+    num_tokens: int
+    mask: Sequence[Visibility] | None = None
+
+
+class AttentionStep(Protocol):
+    """One step's attention, planned for its rows."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Writes the new keys and values, then attends.
+
+        query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
+        returns [num_tokens, num_heads · head_dim]. Tokens are those of the planned rows, one after the other."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """A way to compute attention. All match "sdpa"."""
+
+    def plan(self, rows: Sequence[AttentionRow]) -> AttentionStep: ...
+
+
+def make_attention(name: str, cache: KvCache) -> AttentionBackend:
+    """The back-end of that name. Raises Unavailable, which says why it cannot run."""
+    make = BACKENDS.get(name)
+    if make is None:
+        raise Unavailable(
+            f"the attention back-end {name!r} does not exist; known are {', '.join(BACKENDS)}",
+            hint="set engine.attention = 'sdpa'",
+        )
+    return make(cache)
+
+
+class SdpaAttention:
+    """The reference: torch's scaled_dot_product_attention in float32.
+
+    Rows with equally many new tokens and similar length form a group, which is one padded call; a long prefill is a
+    group by itself. Where the blocks of a group follow one another, the cache is read in place, else gathered."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+
+    def plan(self, rows: Sequence[AttentionRow]) -> "SdpaStep":
+        return SdpaStep(self._cache, rows)
+
+
+class SdpaStep:
+    """One step's attention: where new KV goes, and the groups."""
+
+    def __init__(self, cache: KvCache, rows: Sequence[AttentionRow]) -> None:
+        self._cache = cache
+        self._places = torch.from_numpy(np.concatenate([_new_places(row) for row in rows]))
+        starts = np.cumsum([0, *(row.num_tokens for row in rows)])
+        self._num_tokens = int(starts[-1])
+        self._groups = [
+            _make_group([rows[i] for i in members], [int(starts[i]) for i in members])
+            for members in _group_rows(rows)
+        ]  # fmt: skip
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys.index_copy_(0, self._places, key)
+        values.index_copy_(0, self._places, value)
+        if len(self._groups) == 1 and self._groups[0].is_in_order:
+            return _attend_group(self._groups[0], query, keys, values)
+        output = query.new_empty(self._num_tokens, query.shape[1] * query.shape[2])
+        for group in self._groups:
+            output[group.tokens] = _attend_group(group, query[group.tokens], keys, values)
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """`num_rows` rows of `num_tokens` new tokens each, padded to `num_places` places of KV."""
+
+    num_rows: int
+    num_tokens: int
+    num_places: int
+    tokens: slice | Tensor  # which tokens of the batch
+    is_in_order: bool  # `tokens` starts at 0 and has no gap
+    blocks: int | Tensor  # the first of consecutive blocks, or all block ids, num_rows · blocks a row
+    mask: Tensor | None  # added to the scores, 0 or -inf: [num_rows, num_tokens, num_places]
+    is_causal: bool  # new tokens see each other in order and nothing else
+
+
+def _group_rows(rows: Sequence[AttentionRow]) -> list[list[int]]:
+    """Row numbers by group: equally many new tokens, the longest at most twice the shortest, ascending within."""
+    by_length = sorted(range(len(rows)), key=lambda i: (rows[i].num_tokens, rows[i].kv_len))
+    groups: list[list[int]] = []
+    for i in by_length:
+        first = rows[groups[-1][0]] if groups else None
+        if (
+            first is not None
+            and first.num_tokens == rows[i].num_tokens <= _MAX_GROUPED_TOKENS
+            and rows[i].kv_len <= 2 * first.kv_len + BLOCK_SIZE
+        ):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [sorted(group) for group in groups]
+
+
+def _make_group(rows: Sequence[AttentionRow], starts: Sequence[int]) -> _Group:
+    num_tokens = rows[0].num_tokens
+    num_places = max(row.kv_len for row in rows) + num_tokens
+    is_causal = len(rows) == 1 and num_tokens > 1 and rows[0].kv_len == 0 and rows[0].mask is None
+    has_mask = not is_causal and not (
+        num_tokens == 1 and all(row.kv_len + 1 == num_places and row.mask is None for row in rows)
+    )
+    end = starts[0] + len(rows) * num_tokens
+    is_run = starts[-1] + num_tokens == end
+    index = np.asarray(starts)[:, None] + np.arange(num_tokens)
+    return _Group(
+        num_rows=len(rows),
+        num_tokens=num_tokens,
+        num_places=num_places,
+        tokens=slice(starts[0], end) if is_run else torch.from_numpy(index.reshape(-1)),
+        is_in_order=is_run and starts[0] == 0,
+        blocks=_blocks(rows, -(-num_places // BLOCK_SIZE)),
+        mask=_additive_mask(rows, num_places) if has_mask else None,
+        is_causal=is_causal,
+    )
+
+
+def _blocks(rows: Sequence[AttentionRow], num_blocks: int) -> int | Tensor:
+    """Blocks of all rows, each padded to `num_blocks`. Padding repeats the row's own first block: it is masked, but a
+    NaN behind a mask still spreads, and must not spread from one row to another."""
+    padded = np.empty((len(rows), num_blocks), np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        used = row.block_ids[: -(-(row.kv_len + row.num_tokens) // BLOCK_SIZE)]
+        target[: len(used)] = used
+        target[len(used) :] = used[0]
+    flat = padded.reshape(-1)
+    if (flat[1:] - flat[:-1] == 1).all():
+        return int(flat[0])
+    return torch.from_numpy(flat)
+
+
+def _additive_mask(rows: Sequence[AttentionRow], num_places: int) -> Tensor:
+    """What is added to the scores: [num_rows, num_tokens, num_places] of 0 and -inf."""
+    places = np.arange(num_places)
+    own_places = np.array([row.kv_len for row in rows])[:, None] + np.arange(rows[0].num_tokens)
+    is_visible = places <= own_places[:, :, None]
+    for target, row in zip(is_visible, rows, strict=True):
+        for seen, runs in zip(target, row.mask or (), strict=row.mask is not None):
+            seen[:] = visible_places(runs, num_places)
+    return torch.where(torch.from_numpy(is_visible), 0.0, -torch.inf)
+
+
+def visible_places(runs: Visibility, num_places: int) -> NDArray[np.bool_]:
+    """The run lengths of core.calls.Visibility, which alternate hidden and visible, as [num_places] booleans."""
+    seen = np.zeros(num_places, np.bool_)
+    ends = np.cumsum(runs, dtype=np.int64)
+    for start, end in zip(ends[::2], ends[1::2], strict=False):
+        seen[start:end] = True
+    return seen
+
+
+def _new_places(row: AttentionRow) -> NDArray[np.int64]:
+    """Where the KV of the new tokens goes: [num_tokens]."""
+    index = np.arange(row.kv_len, row.kv_len + row.num_tokens)
+    first = row.kv_len // BLOCK_SIZE
+    blocks = np.asarray(row.block_ids[first : index[-1] // BLOCK_SIZE + 1], np.int64)
+    return blocks[index // BLOCK_SIZE - first] * BLOCK_SIZE + index % BLOCK_SIZE
+
+
+def _attend_group(group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [num_rows · num_tokens, num_heads, head_dim] → [num_rows · num_tokens, num_heads · head_dim].
+
+    Query heads that share a KV head are never given copies of it. A long row makes KV heads the batch, so that SDPA
+    sees one KV head expanded; short rows make the sharing heads more queries of one KV head."""
+    key, value = _read(group, keys), _read(group, values)  # [num_rows, num_places, num_kv_heads, head_dim]
+    num_kv_heads, head_dim = keys.shape[1:]
+    grouped = query.view(group.num_rows, group.num_tokens, num_kv_heads, -1, head_dim)
+    num_shared = grouped.shape[3]
+    mask = group.mask
+    if group.num_rows == 1 and group.num_tokens > 1:
+        attended = scaled_dot_product_attention(
+            grouped[0].permute(1, 2, 0, 3),  # [num_kv_heads, num_shared, num_tokens, head_dim]
+            key[0].transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1),
+            value[0].transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1),
+            attn_mask=None if mask is None else mask[:, None],
+            is_causal=group.is_causal,
+        )
+        return attended.permute(2, 0, 1, 3).reshape(group.num_tokens, -1)
+    if mask is not None:
+        mask = mask[:, None, None].expand(-1, 1, num_shared, -1, -1).flatten(2, 3)
+    attended = scaled_dot_product_attention(
+        grouped.permute(0, 2, 3, 1, 4).flatten(2, 3),  # [num_rows, num_kv_heads, num_shared · num_tokens, head_dim]
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+    )
+    by_token = attended.view(group.num_rows, num_kv_heads, num_shared, group.num_tokens, head_dim).permute(
+        0, 3, 1, 2, 4
+    )
+    return by_token.reshape(group.num_rows * group.num_tokens, -1)
+
+
+def _read(group: _Group, cache: Tensor) -> Tensor:
+    """The group's places of one layer's keys or values: [num_rows, num_places, num_kv_heads, head_dim]."""
+    num_blocks = -(-group.num_places // BLOCK_SIZE)
+    if isinstance(group.blocks, int):
+        start = group.blocks * BLOCK_SIZE
+        places = cache[start : start + group.num_rows * num_blocks * BLOCK_SIZE]
+    else:
+        places = cache.view(cache.shape[0] // BLOCK_SIZE, -1).index_select(0, group.blocks)
+    return places.view(group.num_rows, num_blocks * BLOCK_SIZE, *cache.shape[1:])[:, : group.num_places]
+
+
+BACKENDS: Mapping[str, Callable[[KvCache], AttentionBackend]] = {"sdpa": SdpaAttention}

@@ -1,0 +1,67 @@
+"""The executor over torch: one thread, one batch at a time. Never decides what runs.
+
+Made by compose, driven by control.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from loopwright.core.batch import Batch, StepResult
+from loopwright.core.executor import EngineShape
+from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.loader import load_model
+from loopwright.engine.model_runner import ModelRunner
+from loopwright.engine.step_thread import StepThread
+
+
+class TorchExecutor:
+    """Implements core.executor.Executor."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        num_threads: int | None = None,
+        attention: str = "sdpa",
+    ) -> None:
+        """`num_threads` is how many cores one operation uses; None leaves torch's choice."""
+        self.config = model.config
+        self.quantization = model.quantization
+        runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention)
+        self._shape = runner.shape
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            if num_threads is not None:
+                torch.set_num_threads(num_threads)  # counts for the thread that calls it
+            with torch.inference_mode():
+                yield
+
+        self._thread = StepThread("loopwright-engine", runner.run, scope)
+
+    @property
+    def shape(self) -> EngineShape:
+        return self._shape
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        return self._thread.submit(batch)
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+def create_executor(
+    path: Path, *, num_blocks: int, num_slots: int, num_threads: int | None = None, attention: str = "sdpa"
+) -> TorchExecutor:
+    """Loads the model at `path` (a GGUF file or a Hugging Face folder) and starts its executor.
+
+    Raises BadRequest and Unavailable as `load_model` and `make_attention` do."""
+    return TorchExecutor(
+        load_model(path), num_blocks=num_blocks, num_slots=num_slots, num_threads=num_threads, attention=attention
+    )

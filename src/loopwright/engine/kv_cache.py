@@ -1,0 +1,65 @@
+"""Owns the KV tensors and the embed slots. Never knows whose they are: control gives out blocks and slots by number.
+
+Called by the model runner (copies, embeds) and the attention back-ends (reads and writes).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.core.batch import BlockCopy
+from loopwright.engine.loaded_model import ModelConfig
+
+BLOCK_SIZE = 16  # tokens a block
+
+
+class KvCache:
+    """Keys and values of every layer. A place is block_id · BLOCK_SIZE + offset.
+
+    One tensor a layer, [num_blocks · BLOCK_SIZE, num_kv_heads, head_dim]. A place never written reads as zeros, so that
+    nothing of an earlier process shows."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        shape = (num_blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        self.keys = [_untouched_zeros(shape) for _ in range(config.num_layers)]
+        self.values = [_untouched_zeros(shape) for _ in range(config.num_layers)]
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Runs all copies at once; none may write what another reads."""
+        if not copies:
+            return
+        sources = torch.cat([_places(one.source, one.source_offset, one.size) for one in copies])
+        targets = torch.cat([_places(one.target, one.target_offset, one.size) for one in copies])
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+
+class EmbedStore:
+    """Slots of one vector and its position each: vectors [num_slots, hidden_size], positions [num_slots]."""
+
+    def __init__(self, config: ModelConfig, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.vectors = _untouched_zeros((num_slots, config.hidden_size))
+        self.positions = torch.zeros(num_slots, dtype=torch.int64)
+
+    def write(self, slots: Sequence[int], vectors: Tensor, positions: Tensor) -> None:
+        index = torch.tensor(slots, dtype=torch.int64)
+        self.vectors.index_copy_(0, index, vectors)
+        self.positions.index_copy_(0, index, positions)
+
+
+def kv_bytes_per_block(config: ModelConfig) -> int:
+    """What one block costs over all layers."""
+    return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * 4
+
+
+def _untouched_zeros(shape: tuple[int, ...]) -> Tensor:
+    """Zeros whose pages the system commits when they are first written; torch.zeros would touch them all at once."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
+
+
+def _places(block_id: int, offset: int, size: int) -> Tensor:
+    return torch.arange(size) + (block_id * BLOCK_SIZE + offset)

@@ -1,0 +1,165 @@
+"""Runs one batch: copies, embeds, forward rows, heads. Never schedules, never starts a thread.
+
+Called by the executor, one batch at a time. It owns the model's KV cache and embed slots.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.errors import ErrorInfo, LoopwrightError
+from loopwright.core.executor import EngineShape
+from loopwright.engine.attention import AttentionRow, make_attention
+from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
+from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.models import find_architecture
+from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.sampler import Question, answer
+
+if TYPE_CHECKING:
+    from loopwright.core.calls import DistributionRequest
+
+_Row = TypeVar("_Row", ForwardRow, HeadRow)
+_MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
+
+
+class ModelRunner:
+    """A model with its memory. `run` must always be called under torch.inference_mode."""
+
+    def __init__(self, model: LoadedModel, *, num_blocks: int, num_slots: int, attention: str = "sdpa") -> None:
+        self.shape = EngineShape(
+            vocab_size=model.config.vocab_size,
+            max_context=model.config.max_context,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+        )
+        self._model = find_architecture(model.config.architecture).build(model)
+        self._cache = KvCache(model.config, num_blocks)
+        self._slots = EmbedStore(model.config, num_slots)
+        self._attention = make_attention(attention, self._cache)
+
+    def run(self, batch: Batch) -> StepResult:
+        """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
+        check_step(batch, self.shape)
+        self._cache.copy(batch.copies)
+        self._embed(batch.embeds)
+        return StepResult(
+            rows=_isolate(batch.rows, lambda row: check_row(row, self.shape), self._run_rows),
+            heads=_isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
+        )
+
+    def _embed(self, embeds: Sequence[EmbedRow]) -> None:
+        token_ids = [token_id for embed in embeds for token_id in embed.token_ids]
+        if token_ids:
+            slots = [slot for embed in embeds for slot in embed.slots]
+            positions = [position for embed in embeds for position in embed.positions]
+            self._slots.write(slots, self._model.embed(torch.tensor(token_ids)), torch.tensor(positions))
+
+    def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
+        hidden, positions = self._inputs(rows)
+        attention = self._attention.plan([AttentionRow(r.block_ids, r.kv_len, r.num_tokens, r.mask) for r in rows])
+        hidden = self._model.forward(hidden, positions, attention)
+        ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
+        self._write_outputs(rows, ends, hidden, positions)
+        asked = [_Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
+        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+
+    def _run_heads(self, heads: Sequence[HeadRow]) -> list[RowResult]:
+        asked = [_Asked.of_head(head) for head in heads]
+        return self._answer(asked, lambda index: self._slots.vectors[index])
+
+    def _inputs(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
+        """Vectors [num_tokens, hidden_size] and positions [num_tokens] of all rows, one after the other."""
+        token_ids = torch.tensor([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
+        positions = torch.tensor([one for row in rows for one in (row.positions if row.token_ids else row.input_slots)])
+        hidden = self._model.embed(token_ids)
+        start = 0
+        for row in rows:
+            end = start + row.num_tokens
+            if row.input_slots:
+                slots = positions[start:end].clone()
+                hidden[start:end] = self._slots.vectors[slots]
+                positions[start:end] = self._slots.positions[slots]
+            start = end
+        return hidden, positions
+
+    def _write_outputs(
+        self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: Tensor, positions: Tensor
+    ) -> None:
+        slots = [slot for row in rows for slot in row.output_slots]
+        if slots:
+            index = [i for row, end in zip(rows, ends, strict=True) for i in range(end - len(row.output_slots), end)]
+            self._slots.write(slots, self._model.normalize(hidden[index]), positions[index])
+
+    def _answer(self, asked: Sequence["_Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+        """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
+        questions = [question for one in asked for question in one.questions]
+        results: list[RowResult] = []
+        for start in range(0, len(questions), _MAX_LOGIT_ROWS):
+            chunk = questions[start : start + _MAX_LOGIT_ROWS]
+            logits = self._model.logits(vectors([index for index, _ in chunk]))
+            results += answer(logits, [question for _, question in chunk])
+        remaining = iter(results)
+        return [one.assemble(remaining) for one in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one row asks of the head, by the index of the vector: each vector's logits are computed once."""
+
+    questions: list[tuple[int, Question]]
+    order: list[tuple[int, int]]  # for each distribution: which question, and which place among its distributions
+
+    @classmethod
+    def of_row(cls, row: ForwardRow, end: int) -> "_Asked":
+        start = end - row.num_tokens
+        last = row.num_tokens - 1
+        by_index: dict[int, list[DistributionRequest]] = {} if row.sampling is None else {last: []}
+        places: list[tuple[int, int]] = []
+        for request in row.distributions:
+            requests = by_index.setdefault(request.index % row.num_tokens, [])
+            places.append((request.index % row.num_tokens, len(requests)))
+            requests.append(request)
+        numbers = {index: number for number, index in enumerate(by_index)}
+        return cls(
+            [
+                (start + index, Question(requests, row.sampling if index == last else None, row.sample_position))
+                for index, requests in by_index.items()
+            ],
+            [(numbers[index], place) for index, place in places],
+        )
+
+    @classmethod
+    def of_head(cls, head: HeadRow) -> "_Asked":
+        question = Question(head.distributions, head.sampling, head.sample_position)
+        return cls([(head.slot, question)], [(0, place) for place in range(len(head.distributions))])
+
+    def assemble(self, results: Iterator[RowResult]) -> RowResult:
+        """Takes this row's answers from `results`; one that failed fails the row."""
+        mine = [next(results) for _ in self.questions]
+        for result in mine:
+            if result.error is not None:
+                return result
+        chosen = next((result for result in mine if result.token_id is not None), RowResult())
+        return replace(chosen, distributions=tuple(mine[number].distributions[place] for number, place in self.order))
+
+
+def _isolate(
+    rows: Sequence[_Row], check: Callable[[_Row], None], run: Callable[[Sequence[_Row]], list[RowResult]]
+) -> tuple[RowResult, ...]:
+    """Runs the rows that pass the check; the others get their error as result."""
+    errors: list[ErrorInfo | None] = []
+    for row in rows:
+        try:
+            check(row)
+            errors.append(None)
+        except LoopwrightError as error:
+            errors.append(error.info())
+    good = [row for row, error in zip(rows, errors, strict=True) if error is None]
+    results = iter(run(good) if good else ())
+    return tuple(next(results) if error is None else RowResult(error=error) for error in errors)

@@ -1,0 +1,161 @@
+"""Answers questions about logits: which token comes next, and how probable which tokens are. Never runs a model.
+
+Called by the model runner. Each row of logits is answered by itself, so that neither its neighbours nor the batch's
+shape matter; what is wrong with one row is that row's error.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loopwright.core.batch import RowResult
+from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.core.errors import InternalError
+from loopwright.core.results import Distribution
+
+_NUCLEUS_GUESS = 256  # most nuclei are smaller; a larger one costs a full sort
+_MASK_64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of one row of logits. Checked before: ids, counts and k are within the vocabulary."""
+
+    distributions: Sequence[DistributionRequest] = ()
+    sampling: Sampling | None = None
+    position: int = 0  # where the chosen token will stand
+
+
+def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
+    """One result for each row of logits [num_questions, vocab_size] (float32)."""
+    normalizers = torch.logsumexp(logits, dim=-1).tolist()
+    # A sum is finite only if all of its terms are; one pass finds NaN and both infinities.
+    are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+    return [
+        _answer_one(row, normalizer, question) if is_finite else _not_finite()
+        for row, normalizer, is_finite, question in zip(logits, normalizers, are_finite, questions, strict=True)
+    ]
+
+
+def choose(logits: Tensor, sampling: Sampling, position: int) -> int:
+    """The token that `sampling` takes from logits [vocab_size].
+
+    The order is that of the fields of Sampling: bias, allowed, temperature, top-k, top-p, min-p; then one draw. Each
+    filter sees what the one before left, as in transformers' logits warpers."""
+    if sampling.logit_bias:
+        logits = logits.clone()
+        for token_id, bias in sampling.logit_bias.items():
+            logits[token_id] += bias
+    token_ids = None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits.shape[0])
+    values = logits if token_ids is None else logits[token_ids]
+    if sampling.temperature == 0:
+        best = int(values.argmax())  # of equal values, argmax takes the first
+        return best if token_ids is None else int(token_ids[best])
+    weights = ((values.double() - float(values.max())) / sampling.temperature).exp_()
+    for kept in _filters(weights, sampling):
+        token_ids = kept if token_ids is None else token_ids[kept]
+        weights = weights[kept]
+    drawn = _draw(weights, uniform(sampling.seed, position))
+    return drawn if token_ids is None else int(token_ids[drawn])
+
+
+def distribution(logits: Tensor, normalizer: float, request: DistributionRequest) -> Distribution:
+    """The exact log-probabilities of the k most probable of logits [vocab_size], the lowest id first on a tie, then of
+    the must-include ids that are not among them. `normalizer` is the log-sum-exp over all."""
+    top_ids = _top(logits, request.k)
+    listed = set(top_ids.tolist())
+    extra = [token_id for token_id in dict.fromkeys(request.must_include) if token_id not in listed]
+    token_ids = torch.cat([top_ids, torch.tensor(extra, dtype=torch.int64)])
+    logprobs = (logits[token_ids].double() - normalizer).float()
+    covered = min(1.0, float(logprobs.double().exp().sum()))
+    return Distribution(
+        ids=token_ids.numpy().astype("<i4").tobytes(),
+        logprobs=logprobs.numpy().astype("<f4").tobytes(),
+        covered=covered,
+        tail_mass=1.0 - covered,
+        truncated=len(token_ids) < len(logits),
+    )
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1), the same for the same seed and position, whatever was drawn before.
+
+    The output function of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014), once
+    over the seed and once over that plus a Weyl step for each position; the upper 53 bits."""
+    state = (_mix(seed & _MASK_64) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK_64
+    return (_mix(state) >> 11) * 2.0**-53
+
+
+def _answer_one(logits: Tensor, normalizer: float, question: Question) -> RowResult:
+    token_id = None if question.sampling is None else choose(logits, question.sampling, question.position)
+    return RowResult(
+        token_id=token_id,
+        logprob=None if token_id is None else min(0.0, float(logits[token_id]) - normalizer),
+        distributions=tuple(distribution(logits, normalizer, request) for request in question.distributions),
+    )
+
+
+def _not_finite() -> RowResult:
+    error = InternalError(
+        "the model's logits of this row hold values that are not finite numbers (NaN or infinity)",
+        hint="weights or embeddings that the row reads are damaged; its KV should be dropped",
+    )
+    return RowResult(error=error.info())
+
+
+def _allowed_ids(allowed: Sequence[int], vocab_size: int) -> Tensor:
+    return torch.tensor(sorted({token_id for token_id in allowed if token_id < vocab_size}))  # the draw needs the order
+
+
+def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:
+    """Ascending indices that each active filter keeps, of what the filter before it kept."""
+    if 0 < sampling.top_k < len(weights):
+        threshold = weights.topk(sampling.top_k, sorted=False).values.min()
+        kept = (weights >= threshold).nonzero().flatten()  # all that tie with the k-th, as transformers does
+        weights = weights[kept]
+        yield kept
+    if sampling.top_p < 1:
+        kept = _nucleus(weights, sampling.top_p)
+        weights = weights[kept]
+        yield kept
+    if sampling.min_p > 0:
+        yield (weights >= sampling.min_p * weights.max()).nonzero().flatten()
+
+
+def _nucleus(weights: Tensor, top_p: float) -> Tensor:
+    """Ascending indices of the smallest set of heaviest weights with at least top_p of the mass; at least one."""
+    target = top_p * float(weights.sum())
+    for size in (min(_NUCLEUS_GUESS, len(weights)), len(weights)):
+        heaviest = _top(weights, size)
+        mass = weights[heaviest].cumsum(0)
+        if float(mass[-1]) >= target:
+            break
+    size = int(torch.searchsorted(mass, target)) + 1  # slicing bounds it where rounding leaves all below the target
+    return heaviest[:size].sort().values
+
+
+def _top(values: Tensor, k: int) -> Tensor:
+    """Indices of the k largest, largest first, the lowest index first on a tie; topk alone leaves ties open."""
+    if k < len(values):
+        threshold = values.topk(k, sorted=False).values.min()
+        candidates = (values >= threshold).nonzero().flatten()
+        return candidates[values[candidates].argsort(descending=True, stable=True)][:k]
+    return values.argsort(descending=True, stable=True)
+
+
+def _draw(weights: Tensor, number: float) -> int:
+    """Inverse transform sampling: the first index whose cumulative weight exceeds number · total (float64)."""
+    cumulative = weights.cumsum(0)
+    total = float(cumulative[-1])
+    index = int(torch.searchsorted(cumulative, number * total, right=True))
+    if index < len(weights):
+        return index
+    return int(torch.searchsorted(cumulative, total))  # number · total rounded up to total: the last that has weight
+
+
+def _mix(state: int) -> int:
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)

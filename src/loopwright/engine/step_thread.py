@@ -1,0 +1,63 @@
+"""Runs batches one at a time on a thread of its own, in the order they came. Never looks into a batch. No torch here.
+
+Used by the executors, real and scripted.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
+
+from loopwright.core.batch import Batch, StepResult
+from loopwright.core.errors import InternalError, LoopwrightError, Unavailable
+
+
+class StepThread:
+    """`run` is called on the thread, inside `scope()`; what it raises fails that step's future and nothing else."""
+
+    def __init__(
+        self, name: str, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._waiting: SimpleQueue[tuple[Batch, Future[StepResult]] | None] = SimpleQueue()
+        self._lock = threading.Lock()  # keeps a submit from slipping in behind the end mark
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, args=(run, scope), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the engine is closed; it takes no more batches")
+            self._waiting.put((batch, future))
+        return future
+
+    def close(self) -> None:
+        """Runs what was submitted, then ends the thread. May be called twice."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]) -> None:
+        with scope():
+            while (waiting := self._waiting.get()) is not None:
+                batch, future = waiting
+                if future.set_running_or_notify_cancel():
+                    _complete(future, run, batch)
+                del waiting, batch, future  # an idle thread keeps no results alive
+
+
+def _complete(future: Future[StepResult], run: Callable[[Batch], StepResult], batch: Batch) -> None:
+    try:
+        result = run(batch)
+    except LoopwrightError as error:
+        future.set_exception(error)
+    except Exception as error:  # noqa: BLE001 — the edge of the thread: any fault is this step's, and the thread lives on
+        fault = InternalError(f"the step failed: {type(error).__name__}: {error}")
+        fault.__cause__ = error
+        future.set_exception(fault)
+    else:
+        future.set_result(result)
