@@ -1,0 +1,104 @@
+"""Runs suites and shows what they measured: the body of `loopwright bench`. Never measures. Called by the cli.
+
+Everything that can be refused is refused before the first measurement, which may take minutes.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loopwright.bench import peers
+from loopwright.bench.machine import this_machine
+from loopwright.bench.registry import SUITE_MODULES, load_suites
+from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
+from loopwright.bench.suite import DEFAULT_OPTIONS, Measured, OpenSystem, Options, Suite
+from loopwright.bench.table import render
+from loopwright.core.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What `loopwright bench` was asked for."""
+
+    suite: str
+    options: Options = DEFAULT_OPTIONS
+    json_path: Path | None = None
+    peer_names: tuple[str, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `loopwright bench`."""
+    parser.add_argument("suite", metavar="SUITE", help=f"{', '.join(SUITE_MODULES)} or all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there, as a JSON list")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME", help=f"compare with {' or '.join(peers.PEERS)}"
+    )
+    parser.add_argument("--model", default=DEFAULT_OPTIONS.model, metavar="NAME", help="the model to measure with")
+    parser.add_argument(
+        "--rounds", type=int, default=DEFAULT_OPTIONS.num_rounds, metavar="N", help="measure N times, report medians"
+    )
+
+
+def request_from(arguments: argparse.Namespace) -> BenchRequest:
+    """The request that parsed flags stand for."""
+    return BenchRequest(
+        suite=arguments.suite,
+        options=Options(model=arguments.model, num_rounds=arguments.rounds),
+        json_path=arguments.json,
+        peer_names=tuple(dict.fromkeys(arguments.peer)),
+    )
+
+
+async def run_bench(request: BenchRequest, open_system: OpenSystem, console: Console | None = None) -> list[Row]:
+    """Measures, prints a table for each suite, writes the JSON file, and returns all rows.
+
+    Raises NotFound (suite, peer), BadRequest (rounds, a peer that measures none of it, the file's folder), Unavailable
+    (a peer that is not installed or failed), and what the system raises."""
+    suites, chosen = _check(request)
+    out = console or Console()
+    command_line = " ".join(["loopwright", *sys.argv[1:]])
+    rows: list[Row] = []
+    for suite in suites:
+        measured = await suite.measure(request.options, open_system)
+        peer_values = await _measure_peers(suite, measured, chosen)
+        suite_rows = beside_peers(measured.rows, peer_values)
+        out.print(render(suite.title, command_line, this_machine(), suite_rows))
+        rows += suite_rows
+        if request.json_path:  # after every suite, so that a later failure loses nothing
+            write_json(request.json_path, rows)
+    return rows
+
+
+async def _measure_peers(suite: Suite, measured: Measured, chosen: Sequence[peers.Peer]) -> dict[str, list[PeerValue]]:
+    """After our own measurement, and one by one: nothing here runs beside anything else."""
+    return {
+        peer.name: await peers.measure(peer, suite.name, measured.workload)
+        for peer in chosen
+        if suite.name in peer.suite_names
+    }
+
+
+def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
+    suites = load_suites(request.suite)
+    chosen = [peers.find(name) for name in request.peer_names]
+    if request.options.num_rounds < 1:
+        raise BadRequest(f"{request.options.num_rounds} rounds; at least 1 is needed", field="rounds")
+    for peer in chosen:
+        if not any(suite.name in peer.suite_names for suite in suites):
+            raise BadRequest(
+                f"the peer {peer.name} does not measure {request.suite}",
+                hint=f"it measures {', '.join(peer.suite_names)}",
+                field="peer",
+            )
+        peers.require(peer)
+    if request.json_path and not request.json_path.absolute().parent.is_dir():
+        raise BadRequest(
+            f"the folder of {request.json_path} does not exist",
+            hint="make it first, or name another file",
+            field="json",
+        )
+    return suites, chosen

@@ -1,0 +1,145 @@
+"""How fast tokens come out: control and engine together, without programs and HTTP. Never samples or schedules itself.
+
+It opens one session of control for each sequence and submits one greedy segment in each, so what is measured is the
+scheduler, the batches and the model. Run by `command`. Cases: `batch=N`, sequences that start together, 128 tokens in
+and 128 out, no stop; `case=floor/batch=N`, what memory bandwidth allows at best.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from loopwright.bench.machine import read_bandwidth
+from loopwright.bench.rows import TOKENS_PER_S, TTFT_MS, Row, case_name, measured
+from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
+from loopwright.bench.together import all_of
+from loopwright.core.calls import CreateQueue, Generate, Sampling
+from loopwright.core.clock import Clock, SystemClock
+from loopwright.core.control import Control, ControlLimits, Session
+from loopwright.core.errors import InternalError, from_info
+from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.results import Progress, Segment
+
+BATCH_SIZES = (1, 8, 32)
+NUM_TOKENS_IN = 128
+NUM_TOKENS_OUT = 128
+
+_QUEUE = QueueName(0)
+_CREATE, _GENERATE = CallId(1), CallId(2)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """One round of one batch. `tokens_per_s` counts the tokens that came out, from the first submit to the last end, so
+    prefill is in it; `ttft_s` is the median over the sequences of submit → first token."""
+
+    tokens_per_s: float
+    ttft_s: float
+
+
+async def measure(options: Options, open_system: OpenSystem) -> Measured:
+    clock = SystemClock()
+    async with open_system(options.model) as system:
+        rows = await measure_batches(system.control, clock, options.num_rounds)
+        rows += floor_rows(system, read_bandwidth(clock, system.num_threads))
+        prompts = make_prompts(max(BATCH_SIZES), system.control.models()[0].vocab_size)
+        workload = {
+            "model_path": str(system.model_path),
+            "num_threads": system.num_threads,
+            "num_rounds": options.num_rounds,
+            "batch_sizes": BATCH_SIZES,
+            "num_tokens_out": NUM_TOKENS_OUT,
+            "prompts": prompts,
+        }
+    return Measured(rows=tuple(rows), workload=workload)
+
+
+SUITE = Suite(name="decode", title="bench decode: 128 tokens in, 128 out, greedy, through control", measure=measure)
+
+
+async def measure_batches(control: Control, clock: Clock, num_rounds: int) -> list[Row]:
+    """Rows of the `batch=N` cases; each value is the median over the rounds. The sizes take turns in each round, so
+    that a machine that slows down slows all of them."""
+    prompts = make_prompts(max(BATCH_SIZES), control.models()[0].vocab_size)
+    await run_batch(control, clock, prompts[:1])  # warm-up
+    timings: dict[int, list[BatchTiming]] = {size: [] for size in BATCH_SIZES}
+    for _ in range(num_rounds):
+        for size in BATCH_SIZES:
+            timings[size].append(await run_batch(control, clock, prompts[:size]))
+    rows: list[Row] = []
+    for size, rounds in timings.items():
+        case = case_name(batch=size)
+        rows.append(measured("decode", case, TOKENS_PER_S, [one.tokens_per_s for one in rounds]))
+        rows.append(measured("decode", case, TTFT_MS, [1e3 * one.ttft_s for one in rounds]))
+    return rows
+
+
+def floor_rows(system: System, bandwidth: float) -> list[Row]:
+    """The most tokens a second that reading every weight once a step allows, at `bandwidth` bytes a second. KV and
+    activations are not counted, and where the batch makes the step compute-bound the floor is far away."""
+    steps_per_s = bandwidth / system.step_weight_bytes
+    return [
+        measured("decode", case_name(case="floor", batch=size), TOKENS_PER_S, [size * steps_per_s])
+        for size in BATCH_SIZES
+    ]
+
+
+async def run_batch(control: Control, clock: Clock, prompts: Sequence[Sequence[int]]) -> BatchTiming:
+    """Runs all prompts at once, each in a session of its own. Raises what a segment fails with."""
+    sessions = [control.open(RunId(f"bench-{index}"), ControlLimits()) for index in range(len(prompts))]
+    try:
+        started_s = clock.now_s()
+        first_tokens_s = await all_of(
+            _generate(session, prompt, clock) for session, prompt in zip(sessions, prompts, strict=True)
+        )
+        elapsed_s = clock.now_s() - started_s
+    finally:
+        for session in sessions:
+            session.close()
+    ttft_s = median(first_tokens_s) - started_s
+    return BatchTiming(tokens_per_s=len(prompts) * NUM_TOKENS_OUT / elapsed_s, ttft_s=ttft_s)
+
+
+def make_prompts(num_prompts: int, vocab_size: int) -> list[list[int]]:
+    """Prompts of NUM_TOKENS_IN ids, all different from the first token on, the same every time. Low ids are left out
+    where there are enough others: control tokens live there."""
+    first_id = 1000 if vocab_size > 4000 else 0
+    draw = random.Random(0)
+    return [[draw.randrange(first_id, vocab_size) for _ in range(NUM_TOKENS_IN)] for _ in range(num_prompts)]
+
+
+async def _generate(session: Session, prompt: Sequence[int], clock: Clock) -> float:
+    """Runs one segment to its end and returns when its first token came."""
+    session.submit(_CREATE, CreateQueue(queue=_QUEUE))
+    session.submit(_GENERATE, _segment(prompt))
+    first_token_s: float | None = None
+    while True:
+        for completion in await session.receive():
+            if completion.error:
+                raise from_info(completion.error)
+            if first_token_s is None and isinstance(completion.result, Progress | Segment):
+                first_token_s = clock.now_s()
+            if isinstance(completion.result, Segment):
+                _check(completion.result)
+                assert first_token_s is not None
+                return first_token_s
+
+
+def _segment(prompt: Sequence[int]) -> Generate:
+    return Generate(
+        queue=_QUEUE,
+        pages=(),
+        grow_from=PageName(0),
+        kv_len=0,
+        tokens=tuple(prompt),
+        positions=tuple(range(len(prompt))),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=NUM_TOKENS_OUT,
+        progress=True,
+    )
+
+
+def _check(segment: Segment) -> None:
+    if len(segment.tokens) != NUM_TOKENS_OUT:
+        raise InternalError(f"a segment without stop gave {len(segment.tokens)} of {NUM_TOKENS_OUT} tokens")

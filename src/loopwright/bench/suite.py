@@ -1,0 +1,69 @@
+"""The seam between a suite and the system that it measures. Never builds the system: compose does. Implemented by each
+suite's module, run by `command`."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from loopwright.bench.rows import Row
+from loopwright.core.control import Control
+from loopwright.core.runs import Runs
+
+
+class System(Protocol):
+    """A running system, as a suite sees it."""
+
+    @property
+    def runs(self) -> Runs: ...
+
+    @property
+    def control(self) -> Control: ...
+
+    @property
+    def model_path(self) -> Path:
+        """The model's file or folder, for peers that load the same one."""
+        ...
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads the engine computes with."""
+        ...
+
+    @property
+    def step_weight_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: a tied embedding counts once, an untied input embedding not."""
+        ...
+
+
+OpenSystem: TypeAlias = Callable[[str], AbstractAsyncContextManager[System]]
+"""Starts a system that serves the named model, and closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of a suite chose."""
+
+    model: str = "default"
+    num_rounds: int = 5  # values are medians over these
+
+
+DEFAULT_OPTIONS = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A suite's own rows, and what to tell a peer so that it measures the same thing."""
+
+    rows: tuple[Row, ...]
+    workload: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A named set of cases."""
+
+    name: str
+    title: str
+    measure: Callable[[Options, OpenSystem], Awaitable[Measured]]

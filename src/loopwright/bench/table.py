@@ -1,0 +1,43 @@
+"""Renders rows for a terminal. Never measures or writes a file. Called by `command`."""
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from loopwright.bench.machine import Machine
+from loopwright.bench.rows import Row
+
+
+def render(title: str, command_line: str, machine: Machine, rows: Sequence[Row]) -> Group:
+    """A table of one suite. The peer's columns are there only if a row has a peer."""
+    has_peer = any(row.peer for row in rows)
+    table = Table()
+    for name in ("case", "metric"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    if has_peer:
+        table.add_column("peer", no_wrap=True)
+        table.add_column("its value", justify="right", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row, has_peer=has_peer))
+    return Group(Text(title, style="bold"), table, Text(f"{command_line}\n{machine}\n", style="dim"))
+
+
+def _cells(row: Row, *, has_peer: bool) -> list[str]:
+    cells = [row.case, row.metric, _number(row.value), row.unit]
+    if has_peer:
+        cells += [row.peer or "", _number(row.peer_value), _number(row.ratio)]
+    return cells
+
+
+def _number(value: float | None) -> str:
+    """Three digits that mean something, no exponent."""
+    if value is None:
+        return ""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"

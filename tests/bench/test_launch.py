@@ -1,0 +1,43 @@
+"""The launch suite against a runtime whose runs cost a known time."""
+
+import pytest
+from bench_fakes import FakeRuns, cases
+
+from loopwright.bench.launch import NUM_WARM_UP, burst_s, launch_s, measure_launches, percentile
+from loopwright.core.clock import FakeClock
+from loopwright.core.errors import ProgramError
+
+
+async def test_a_launch_lasts_from_start_to_the_final_event():
+    clock = FakeClock()
+    assert await launch_s(FakeRuns(clock, 0.25), clock) == 0.25
+
+
+async def test_a_burst_lasts_until_the_last_run_has_returned():
+    clock = FakeClock()
+    assert await burst_s(FakeRuns(clock, 0.25), clock, 8) == 8 * 0.25
+
+
+async def test_the_rows_are_those_of_the_two_cases():
+    clock = FakeClock()
+    runs = FakeRuns(clock, 0.25)
+    rows = await measure_launches(runs, clock, num_rounds=3, num_sequential=4, num_burst=8)
+    assert cases(rows) == [
+        ("case=sequential", "p50_ms"),
+        ("case=sequential", "p99_ms"),
+        ("case=burst/n=8", "launches_per_s"),
+    ]
+    assert [row.value for row in rows] == [250.0, 250.0, 4.0]
+    assert {row.runs for row in rows} == {3}
+    assert len(runs.specs) == NUM_WARM_UP + 3 * (4 + 8)
+
+
+async def test_a_run_that_fails_ends_the_measurement_with_its_own_error():
+    clock = FakeClock()
+    with pytest.raises(ProgramError, match="it broke"):
+        await burst_s(FakeRuns(clock, 0.25, fail_at=3), clock, 8)
+
+
+def test_a_percentile_is_the_nearest_rank():
+    ordered = [float(value) for value in range(1, 201)]
+    assert (percentile(ordered, 0.50), percentile(ordered, 0.99), percentile([5.0], 0.99)) == (100.0, 198.0, 5.0)
