@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
@@ -109,6 +109,7 @@ def _byte_level_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], p
     except Exception as error:  # the library raises bare Exceptions for merges outside the vocabulary
         raise BadRequest(f"the model's tokenizer is damaged: {error}", field="model") from error
     backend.pre_tokenizer = pre_tokenizer
+    backend.decoder = decoders.ByteLevel()
     return backend
 
 
@@ -133,9 +134,9 @@ def _pre_tokenizer(pre: object) -> PreTokenizer:
 
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     values = metadata.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
         raise BadRequest(f"the model's file has no list of strings {key}", field="model")
-    return values
+    return list(values)
 
 
 def _kinds(metadata: Mapping[str, object], num_pieces: int) -> list[int]:
@@ -182,7 +183,7 @@ def _read_backend(path: Path) -> Backend:
         raise BadRequest(f"{path} cannot be read as a tokenizer: {error}", field="model") from error
     backend.no_truncation()
     backend.no_padding()
-    if "ByteLevel" not in type(backend.decoder).__name__:
+    if not isinstance(backend.decoder, decoders.ByteLevel):
         raise BadRequest(
             f"{path} decodes with {type(backend.decoder).__name__}; this version knows ByteLevel", field="model"
         )

@@ -37,8 +37,8 @@ class Tokenizer:
         """The ids of plain text: a control token written in it is text like any other. Adds no BOS."""
         try:
             return list(self.backend.encode(text, add_special_tokens=False).ids)
-        except UnicodeEncodeError as error:
-            raise BadRequest(f"the text is not valid Unicode: {error.reason}", hint="remove lone surrogates") from error
+        except TypeError as error:  # what the library calls a string that UTF-8 cannot write
+            raise BadRequest("the text is not valid Unicode", hint="remove lone surrogates") from error
 
     def encode_with_controls(self, text: str) -> list[int]:
         """The ids of text from a source we trust: control tokens written in it become control tokens."""
