@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.core.errors import BadRequest, LoopwrightError, NotFound, Unavailable
+from loopwright.weights import store as store_module
 from loopwright.weights.download import WheelModel
 from loopwright.weights.store import SMOLLM2, ModelStore, cache_folder, default_store
 
@@ -100,6 +101,13 @@ def test_stored_models_are_listed_with_size_and_hash(tmp_path, wheel_folder):
     (row,) = store.list_models()
     assert (row.name, row.path, row.size_bytes) == ("Tiny-1M", files.path, len(CONTENT))
     assert (row.sha256, row.license) == (tiny_model().sha256, "Apache-2.0")
+
+
+@pytest.mark.model
+def test_the_functions_of_the_module_use_the_default_store():
+    files = store_module.resolve("default")
+    assert files == store_module.pull("default") == default_store().resolve("default")
+    assert files.path in [row.path for row in store_module.list_models()]
 
 
 def test_a_file_that_lost_bytes_is_not_listed_and_is_fetched_again(tmp_path, wheel_folder):

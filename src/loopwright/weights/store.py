@@ -86,6 +86,21 @@ def default_store() -> "ModelStore":
     return ModelStore(cache_folder() / "models")
 
 
+def resolve(name_or_path: str, progress: Progress = no_progress) -> ModelFiles:
+    """`ModelStore.resolve` of the default store."""
+    return default_store().resolve(name_or_path, progress)
+
+
+def pull(name: str, progress: Progress = no_progress) -> ModelFiles:
+    """`ModelStore.pull` of the default store."""
+    return default_store().pull(name, progress)
+
+
+def list_models() -> list[StoredModel]:
+    """`ModelStore.list_models` of the default store."""
+    return default_store().list_models()
+
+
 class ModelStore:
     """One folder of models. Several processes may use it at once: one fetches, the others wait for it."""
 
