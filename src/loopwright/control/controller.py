@@ -1,0 +1,389 @@
+"""The one door of the control layer: takes calls, keeps the engine busy, delivers what came. Never touches a tensor.
+
+Entered by the runtime through `core.control`. `serve` is the one task that may wait; `schedule`, `complete` and
+`fail_step`, which it calls in turn, only decide, so that tests can take each step by hand.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from loopwright.control import ordering
+from loopwright.control.counts import StepCounts
+from loopwright.control.feeds import Feed
+from loopwright.control.issue import QueuedCall, prepare, prepare_refused
+from loopwright.control.ordering import CallQueue, OpenCall
+from loopwright.control.resource_manager import ImmediateCall, ResourceManager
+from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.segments import SegmentFeed
+from loopwright.control.session import InlineSession
+from loopwright.core.batch import Batch, RowResult, StepResult
+from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, QueueCall, Synchronize
+from loopwright.core.clock import Clock
+from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.errors import (
+    BadRequest,
+    Cancelled,
+    ErrorInfo,
+    InternalError,
+    LimitExceeded,
+    LoopwrightError,
+    NotFound,
+    OutOfPages,
+)
+from loopwright.core.executor import Executor
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import CallResult, Completion, Done, Forwarded
+
+logger = logging.getLogger(__name__)
+
+PRIORITY_ADVANCE = 1000
+"""A queue of priority 1 goes before 1000 calls issued earlier: it is preferred, and yet starves nobody."""
+
+
+class Controller:
+    """The control layer over one engine. Implements `core.control.Control`.
+
+    `token_bytes` are the bytes of each token id, b"" for control tokens; ids beyond it have none."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        token_bytes: Sequence[bytes],
+        model_info: ModelInfo,
+        clock: Clock,
+        config: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
+    ) -> None:
+        shape = executor.shape
+        self._executor = executor
+        self._token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
+        self._model_info = model_info
+        self._clock = clock
+        self._config = config
+        self._resources = ResourceManager(shape)
+        self._scheduler = Scheduler(config, self._resources)
+        self._sessions: dict[RunId, InlineSession] = {}
+        self._running: Step | None = None
+        self._num_issued = 0
+        self._counts = StepCounts()
+        self._changed_s = clock.now_s()  # when a run last did something, or a step ended
+        self._wake = asyncio.Event()
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return (self._model_info,)
+
+    def open(self, run_id: RunId, limits: ControlLimits) -> InlineSession:
+        """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
+        if run_id in self._sessions:
+            raise BadRequest(f"run {run_id} is open already", field="run_id")
+        self._resources.open(run_id, limits)
+        self._sessions[run_id] = InlineSession(self, run_id, limits)
+        return self._sessions[run_id]
+
+    async def stats(self) -> ControlStats:
+        calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
+        return ControlStats(
+            **asdict(self._counts),
+            num_blocks=self._resources.blocks.num_total,
+            num_free_blocks=self._resources.blocks.num_free,
+            num_free_slots=self._resources.slots.num_free,
+            num_live_runs=sum(not session.inbox.is_closed for session in self._sessions.values()),
+            num_waiting_calls=sum(not call.is_running for call in calls),
+        )
+
+    async def serve(self) -> None:
+        """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
+        while True:
+            self._wake.clear()
+            batch = self.schedule()
+            if batch is None:
+                await self._wait_for_change()
+                continue
+            started_s = self._clock.now_s()
+            try:
+                # Shielded: a step cannot be taken back, so cancelling this task must not cancel its future.
+                result = await asyncio.shield(asyncio.wrap_future(self._executor.submit(batch)))
+            except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
+                taken_s = self._clock.now_s() - started_s
+                logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
+                self.fail_step(error)
+            else:
+                self.complete(result)
+
+    def schedule(self) -> Batch | None:
+        """The next batch, which is running from now on; None if nothing can run. Only while no step runs."""
+        assert self._running is None, "one step at a time"
+        while True:
+            step = self._scheduler.form()
+            for call, error in step.refused:
+                self._fail(call, error.info())
+            if calls := step.calls:
+                for call in calls:
+                    call.is_running = True
+                self._running = step
+                return step.batch()
+            if not step.refused and not self._refuse_for_blocks():
+                return None
+
+    def complete(self, result: StepResult) -> None:
+        """Takes what came of the running step."""
+        step = self._end_step()
+        self._counts.count(step)
+        for call in (*step.copies, *step.embeds):
+            self._finish(call, Done())
+        for call, row in zip(step.rows, result.rows, strict=True):
+            self._take_row(call, row)
+        for call, row in zip(step.heads, result.heads, strict=True):
+            if row.error is not None:
+                self._fail(call, row.error)
+            else:
+                head = Forwarded(distributions=tuple(row.distributions), token=row.token_id, logprob=row.logprob)
+                self._finish(call, head)
+
+    def fail_step(self, error: Exception) -> None:
+        """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
+        step = self._end_step()
+        self._counts.num_failed_steps += 1
+        info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
+        for call in step.calls:
+            self._fail(call, info)
+
+    def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
+        """Takes a call of an open run. What is wrong with it becomes its completion."""
+        if session.inbox.is_closed:
+            return
+        assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
+        self._changed()
+        if isinstance(call, CreateQueue):
+            self._create_queue(session, call_id, call)
+            return
+        queue = session.queues.get(call.queue)
+        if queue is None:
+            unknown = NotFound(f"queue: {call.queue} is not a queue of this run", field="queue", hint="create_queue")
+            session.inbox.put(Completion(call_id, error=unknown.info()))
+        elif isinstance(call, ImmediateCall):
+            self._apply(session, queue, call_id, call)
+        else:
+            self._enqueue(session, queue, call_id, call)
+
+    def interrupt(self, session: InlineSession, call_id: CallId) -> None:
+        """Ends a segment at its next token boundary; a call that has not started fails as Cancelled."""
+        call = session.open_calls.get(call_id)
+        if call is None or call.failure is not None:
+            return
+        self._changed()
+        if not call.is_started:
+            ordering.fail(call, Cancelled(f"call {call_id} was interrupted before it started").info())
+            if call.num_blockers == 0:
+                self._settle([call])
+        elif isinstance(call.work, SegmentFeed):
+            call.work.is_interrupted = True
+            if not call.is_running:
+                self._finish(call, call.work.segment(len(call.pages)))
+
+    def close(self, session: InlineSession) -> None:
+        """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
+        if session.inbox.is_closed:
+            return
+        self._changed()
+        session.inbox.close()
+        for call in [call for call in session.open_calls.values() if not call.is_running]:
+            self._discard(call)
+        self._resources.unbind_all(session.run_id)
+        self._forget_if_empty(session)
+
+    def check_integrity(self) -> None:
+        """Asserts that names, calls, blocks and slots add up. Any time."""
+        calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
+        assert all(not call.is_over for call in calls), "a call that is over is still open"
+        self._resources.check_integrity(calls)
+
+    # Issuing
+
+    def _create_queue(self, session: InlineSession, call_id: CallId, call: CreateQueue) -> None:
+        error: LoopwrightError | None = None
+        if call.queue in session.queues:
+            error = BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
+        elif call.model not in ("", self._model_info.name):
+            error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
+        elif len(session.queues) >= (max_queues := session.limits.max_queues):
+            error = LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
+        if error is None:
+            session.queues[call.queue] = CallQueue(call.queue, call.priority)
+        session.inbox.put(_completion(call_id, error))
+
+    def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
+        """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
+        works on a poisoned queue too."""
+        if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
+            try:
+                self._resources.apply(session.run_id, call)
+            except LoopwrightError as error:
+                self._enqueue_refused(session, queue, call_id, call, error.info())
+            else:
+                session.inbox.put(Completion(call_id, result=Done()))
+        else:
+            self._enqueue_refused(session, queue, call_id, call, queue.failure)
+
+    def _enqueue(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueuedCall) -> None:
+        if self._is_over_limit(session, queue, call_id):
+            return
+        if isinstance(call, ClearQueue):
+            queue.failure = None  # for what is issued from now on; its turn clears what fails until then
+            ordering.clear(queue)
+        failure = queue.failure
+        one = self._open_call(session, queue, call_id, call)
+        if failure is None:
+            holdings = self._resources.holdings(session.run_id)
+            try:
+                prepare(one, call, holdings, self._resources.shape, self._token_bytes)
+            except LoopwrightError as error:
+                failure = error.info()
+        if failure is not None:
+            self._enqueue_refused(session, queue, call_id, call, failure)
+            return
+        self._place(session, one, ordering.taint(one))
+
+    def _enqueue_refused(
+        self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall, failure: ErrorInfo
+    ) -> None:
+        """A refused call takes its turn too: its error comes in order, and what it did not write is not read."""
+        if self._is_over_limit(session, queue, call_id):
+            return
+        one = self._open_call(session, queue, call_id, call)
+        prepare_refused(one, self._resources.holdings(session.run_id), self._resources.shape.block_size)
+        self._place(session, one, failure)
+
+    def _is_over_limit(self, session: InlineSession, queue: CallQueue, call_id: CallId) -> bool:
+        """Answers a call for which there is no room, at once and out of turn: it cannot wait anywhere."""
+        num_open, max_open = len(session.open_calls), session.limits.max_open_calls
+        if num_open < max_open:
+            return False
+        error = LimitExceeded(f"the run has {num_open} open calls; the limit is {max_open}", hint="wait for some")
+        queue.failure = queue.failure or ordering.consequence(queue, call_id, error.info())
+        session.inbox.put(Completion(call_id, error=error.info()))
+        return True
+
+    def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
+        self._num_issued += 1
+        rank = self._num_issued - queue.priority * PRIORITY_ADVANCE
+        return OpenCall(session.run_id, session.inbox, call_id, call, queue, rank)
+
+    def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
+        session.open_calls[call.call_id] = call
+        self._resources.hold(call)
+        ordering.enqueue(call, failure)
+        if call.num_blockers == 0:
+            self._settle([call])
+
+    # Ending
+
+    def _take_row(self, call: OpenCall, row: RowResult) -> None:
+        feed = call.work
+        assert isinstance(feed, Feed)
+        if row.error is not None:
+            self._fail(call, row.error)
+            return
+        is_over = feed.advance(row)
+        if not isinstance(feed, SegmentFeed):
+            if is_over:
+                self._finish(call, feed.result(len(call.pages)))
+            return
+        if (progress := feed.progress()) is not None:
+            call.inbox.put(Completion(call.call_id, progress))
+        if is_over:
+            self._finish(call, feed.segment(len(call.pages)))
+
+    def _finish(self, call: OpenCall, result: CallResult) -> None:
+        self._end(call, Completion(call.call_id, result))
+
+    def _fail(self, call: OpenCall, info: ErrorInfo) -> None:
+        ordering.fail(call, info)
+        self._end(call, Completion(call.call_id, error=info))
+
+    def _end(self, call: OpenCall, completion: Completion) -> None:
+        ready = self._discard(call)
+        call.inbox.put(completion)
+        session = self._sessions[call.run_id]
+        if session.inbox.is_closed:
+            self._forget_if_empty(session)
+        else:
+            self._settle(ready)
+
+    def _settle(self, ready: Iterable[OpenCall]) -> None:
+        """Takes calls that wait for nobody on their way: to the scheduler, or, with nothing to run, to their end."""
+        waiting = deque(ready)
+        while waiting:
+            call = waiting.popleft()
+            if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
+                self._scheduler.add(call)
+                continue
+            if isinstance(call.call, ClearQueue):
+                ordering.clear(call.queue)
+            waiting.extend(self._discard(call))
+            done = None if call.failure is not None else Done()
+            call.inbox.put(Completion(call.call_id, done, call.failure))
+
+    def _discard(self, call: OpenCall) -> list[OpenCall]:
+        """Takes the call out of everything. Returns those that now wait for nobody."""
+        call.is_over = True
+        self._resources.mark_written(call)
+        ready = ordering.leave(call)
+        self._resources.release(call)
+        del self._sessions[call.run_id].open_calls[call.call_id]
+        return ready
+
+    def _forget_if_empty(self, session: InlineSession) -> None:
+        if not session.open_calls:
+            self._resources.forget(session.run_id)
+            del self._sessions[session.run_id]
+
+    def _end_step(self) -> Step:
+        step, self._running = self._running, None
+        assert step is not None, "no step runs"
+        self._changed_s = self._clock.now_s()
+        for call in step.calls:
+            call.is_running = False
+        return step
+
+    # Waiting
+
+    def _changed(self) -> None:
+        self._changed_s = self._clock.now_s()
+        self._wake.set()
+
+    def _is_stuck(self) -> bool:
+        """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
+        without open calls is busy elsewhere, and will free what it holds."""
+        holders = self._resources.num_held_blocks()
+        return bool(self._scheduler.waiting()) and all(self._sessions[run_id].open_calls for run_id in holders)
+
+    def _refuse_for_blocks(self) -> bool:
+        """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough."""
+        if not self._is_stuck() or self._clock.now_s() - self._changed_s < self._config.max_stuck_s:
+            return False
+        num_held = self._resources.num_held_blocks()
+        victim = max(self._scheduler.waiting(), key=lambda call: (num_held.get(call.run_id, 0), call.rank))
+        error = OutOfPages(
+            f"every call waits for KV pages: {self._resources.blocks.num_free} of the pool's "
+            f"{self._resources.blocks.num_total} are free, and this run holds the most, "
+            f"{num_held.get(victim.run_id, 0)}",
+            hint="free pages and try again",
+        )
+        self._changed_s = self._clock.now_s()  # its run gets time to free what it holds before the next one fails
+        self._fail(victim, error.info())
+        return True
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.max_stuck_s if self._is_stuck() else None):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:
+    return Completion(call_id, Done()) if error is None else Completion(call_id, error=error.info())

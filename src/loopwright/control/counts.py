@@ -1,0 +1,25 @@
+"""Owns what was counted since the start. Never decides anything by it. Fed by the controller, once a step."""
+
+from dataclasses import dataclass
+
+from loopwright.control.scheduler import Step
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """The counters of `core.control.ControlStats`; a step that failed counts in `num_failed_steps` only."""
+
+    num_steps: int = 0
+    num_rows: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_failed_steps: int = 0
+
+    def count(self, step: Step) -> None:
+        self.num_steps += 1
+        self.num_rows += len(step.batch_rows)
+        for row in step.batch_rows:
+            if (num_tokens := row.num_tokens) == 1:
+                self.num_decode_tokens += 1
+            else:
+                self.num_prefill_tokens += num_tokens

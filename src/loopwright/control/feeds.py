@@ -1,0 +1,123 @@
+"""Owns how far one forward has come: which inputs ran, in which chunks, with what results. Never chooses when it runs.
+
+Made when a call is issued, asked by the scheduler for rows, advanced by the controller with what came of them.
+"""
+
+from collections.abc import Sequence
+
+from loopwright.core.batch import ForwardRow, RowResult
+from loopwright.core.calls import DistributionRequest, Sampling, Visibility
+from loopwright.core.ids import BlockId, SlotId
+from loopwright.core.results import Distribution, Forwarded
+
+
+class Feed:
+    """Inputs of one call on their way into KV, cut into chunks as the scheduler's budget asks.
+
+    A mask holds for KV places, which chunks do not move; a distribution's index is of the inputs, so each chunk
+    answers the requests whose index it holds. Outputs are the hidden states of the last inputs."""
+
+    __slots__ = (
+        "_distributions",
+        "_found",
+        "_mask",
+        "_num_in_row",
+        "_num_run",
+        "_output_slots",
+        "_picked",
+        "_positions",
+        "_sample_position",
+        "_sampling",
+        "_slots",
+        "_tokens",
+        "block_ids",
+        "is_chunkable",
+        "kv_len",
+        "logprob",
+        "num_inputs",
+        "start_kv_len",
+        "token",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        kv_len: int,
+        tokens: Sequence[int] = (),
+        positions: Sequence[int] = (),
+        input_slots: Sequence[SlotId] = (),
+        output_slots: Sequence[SlotId] = (),
+        mask: Sequence[Visibility] | None = None,
+        distributions: Sequence[DistributionRequest] = (),
+        sampling: Sampling | None = None,
+    ) -> None:
+        self.start_kv_len = self.kv_len = kv_len
+        self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
+        self.num_inputs = len(tokens) or len(input_slots)
+        # An input that is also an output must have been read by the whole row before it is written.
+        self.is_chunkable = set(input_slots).isdisjoint(output_slots)
+        self.token: int | None = None
+        self.logprob: float | None = None
+        self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots
+        self._mask, self._distributions, self._sampling = mask, distributions, sampling
+        self._sample_position = positions[-1] + 1 if positions else 0
+        self._num_run = self._num_in_row = 0
+        self._found: dict[int, Distribution] = {}  # by place in `distributions`
+        self._picked: Sequence[int] = ()  # the requests that the running row answers
+
+    @property
+    def num_left(self) -> int:
+        """Inputs that have not run."""
+        return self.num_inputs - self._num_run
+
+    def next_row(self, max_tokens: int) -> ForwardRow:
+        """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
+        self._num_in_row = min(max_tokens, self.num_left)
+        if self._num_in_row < self.num_inputs:
+            return self._chunk(self._num_run, self._num_run + self._num_in_row)
+        self._picked = range(len(self._distributions))
+        return ForwardRow(
+            self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
+            self._distributions, self._sampling, self._sample_position,
+        )  # fmt: skip
+
+    def advance(self, result: RowResult) -> bool:
+        """Takes what came of the row. True when the call is over."""
+        self.kv_len += self._num_in_row
+        self._num_run += self._num_in_row
+        if self._picked:
+            self._found.update(zip(self._picked, result.distributions, strict=True))
+        self.token, self.logprob = result.token_id, result.logprob
+        return self._num_run == self.num_inputs
+
+    def result(self, num_pages: int) -> Forwarded:
+        """What a forward that is over completes with."""
+        return Forwarded(
+            kv_len=self.kv_len,
+            num_pages=num_pages,
+            distributions=tuple(self._found[place] for place in range(len(self._distributions))),
+            token=self.token,
+            logprob=self.logprob,
+        )
+
+    def _chunk(self, start: int, end: int) -> ForwardRow:
+        indices = [one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions]
+        self._picked = [place for place, index in enumerate(indices) if start <= index < end]
+        first_output = self.num_inputs - len(self._output_slots)
+        is_last = end == self.num_inputs
+        return ForwardRow(
+            block_ids=self.block_ids,
+            kv_len=self.kv_len,
+            positions=self._positions[start:end],
+            token_ids=self._tokens[start:end],
+            input_slots=self._slots[start:end],
+            mask=None if self._mask is None else self._mask[start:end],
+            output_slots=self._output_slots[max(0, start - first_output) : max(0, end - first_output)],
+            distributions=[_moved(self._distributions[place], indices[place] - start) for place in self._picked],
+            sampling=self._sampling if is_last else None,
+            sample_position=self._sample_position if is_last else 0,
+        )
+
+
+def _moved(request: DistributionRequest, index: int) -> DistributionRequest:
+    return DistributionRequest(index=index, k=request.k, must_include=request.must_include)

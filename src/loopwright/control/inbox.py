@@ -1,0 +1,42 @@
+"""Owns the completions that a run has not taken yet. Never looks into them, and never knows calls or batches.
+
+Filled by the controller, emptied by the run's one reader.
+"""
+
+import asyncio
+
+from loopwright.core.errors import Cancelled
+from loopwright.core.results import Completion
+
+
+class Inbox:
+    """Completions in order. After `close` it takes no more, and a reader that waits gets Cancelled."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._completions: list[Completion] = []
+        self._changed = asyncio.Event()
+
+    def put(self, completion: Completion) -> None:
+        if not self.is_closed:
+            self._completions.append(completion)
+            self._changed.set()
+
+    def take(self) -> list[Completion]:
+        """All completions that are here now, in order; possibly none."""
+        taken, self._completions = self._completions, []
+        return taken
+
+    async def receive(self) -> list[Completion]:
+        """Waits for at least one completion and takes all. For one caller at a time. Raises Cancelled once closed."""
+        while not self._completions:
+            if self.is_closed:
+                raise Cancelled("the run is closed; nothing more will complete")
+            self._changed.clear()
+            await self._changed.wait()
+        return self.take()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._completions.clear()
+        self._changed.set()

@@ -1,0 +1,161 @@
+"""Owns what issuing a call means: values are checked, names resolved, work made. Never runs or orders calls.
+
+Called by the controller, once for each call that waits in a queue. Names are bound last, so a refused call binds none.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias, assert_never
+
+from loopwright.control import checks
+from loopwright.control.feeds import Feed
+from loopwright.control.name_table import IdT, NameT, NameTable
+from loopwright.control.ordering import Embed, OpenCall, Page, Resource
+from loopwright.control.resource_manager import Holdings
+from loopwright.control.segments import SegmentFeed
+from loopwright.core.batch import EmbedRow, HeadRow
+from loopwright.core.calls import (
+    ClearQueue,
+    CopyPage,
+    EmbedText,
+    Forward,
+    ForwardText,
+    Generate,
+    NextDistribution,
+    Sample,
+    Synchronize,
+)
+from loopwright.core.errors import BadRequest
+from loopwright.core.executor import EngineShape
+from loopwright.core.ids import PageName, SlotId
+
+QueuedCall: TypeAlias = (
+    Synchronize | ClearQueue | CopyPage | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate
+)
+"""Calls that wait for their turn; the others are done when they are issued."""
+
+
+def prepare(
+    one: OpenCall, call: QueuedCall, holdings: Holdings, shape: EngineShape, token_bytes: Sequence[bytes]
+) -> None:
+    """Fills in what the call touches and its work. Raises BadRequest, NotFound, OutOfPages; then nothing is bound."""
+    match call:
+        case Synchronize() | ClearQueue():
+            pass
+        case CopyPage():
+            _prepare_copy(one, call, holdings, shape)
+        case EmbedText():
+            checks.check_embed_text(call, shape)
+            one.embed_writes = holdings.embeds.find_all(call.embeds, "embeds")
+            one.work = EmbedRow(call.tokens, call.positions, _slots(one.embed_writes))
+        case Forward():
+            _prepare_forward(one, call, holdings, shape)
+        case NextDistribution():
+            checks.check_next_distribution(call, shape)
+            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
+            one.work = HeadRow(_slots(one.embed_reads)[0], distributions=(call.request,))
+        case Sample():
+            checks.check_sample(call, shape)
+            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
+            one.work = HeadRow(_slots(one.embed_reads)[0], sampling=call.sampling, sample_position=call.position)
+        case ForwardText():
+            _prepare_forward_text(one, call, holdings, shape)
+        case Generate():
+            _prepare_generate(one, call, holdings, shape, token_bytes)
+        case _:
+            assert_never(call)
+
+
+def prepare_refused(one: OpenCall, holdings: Holdings, block_size: int) -> None:
+    """Fills in what a refused call should have written, as far as its names are bound: who reads that fails too."""
+    match one.call:
+        case CopyPage(target=target):
+            one.page_writes = _bound(holdings.pages, (target,))
+        case (
+            Forward(pages=pages, kv_len=kv_len)
+            | ForwardText(pages=pages, kv_len=kv_len)
+            | Generate(pages=pages, kv_len=kv_len)
+        ):
+            one.page_writes = _bound(holdings.pages, pages[max(kv_len, 0) // block_size :])
+    match one.call:
+        case EmbedText(embeds=embeds) | Forward(outputs=embeds):
+            one.embed_writes = _bound(holdings.embeds, embeds)
+    one.pages = list(one.page_writes)
+
+
+def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: EngineShape) -> None:
+    checks.check_copy(call, shape)
+    source, target = holdings.pages.find(call.source, "source"), holdings.pages.find(call.target, "target")
+    if source is target:
+        raise BadRequest(f"target: page {call.target} is the source too", field="target")
+    _check_unshared([target], (call.target,), "target")
+    one.pages, one.page_reads, one.page_writes = [source, target], [source], [target]
+
+
+def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: EngineShape) -> None:
+    checks.check_forward(call, len(call.pages) * shape.block_size)
+    inputs = [holdings.embeds.find(name, "inputs") for name in call.inputs]
+    outputs = holdings.embeds.find_all(call.outputs, "outputs")
+    _set_pages(one, call, holdings, shape, call.kv_len + len(inputs))
+    one.embed_reads, one.embed_writes = inputs, outputs
+    one.work = Feed(kv_len=call.kv_len, input_slots=_slots(inputs), output_slots=_slots(outputs), mask=call.mask)
+
+
+def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, shape: EngineShape) -> None:
+    checks.check_forward_text(call, shape, len(call.pages) * shape.block_size)
+    end = call.kv_len + len(call.tokens)
+    _set_pages(one, call, holdings, shape, end)
+    num_new = -(-end // shape.block_size) - len(one.pages)
+    if call.grow_from is not None and num_new > 0:
+        names = [PageName(call.grow_from + place) for place in range(num_new)]
+        fresh = holdings.pages.bind_new(names, "grow_from")
+        one.grown = names
+        one.pages += fresh
+        one.page_writes += fresh
+    one.work = Feed(
+        kv_len=call.kv_len,
+        tokens=call.tokens,
+        positions=call.positions,
+        mask=call.mask,
+        distributions=call.distributions,
+        sampling=call.sampling,
+    )
+
+
+def _prepare_generate(
+    one: OpenCall, call: Generate, holdings: Holdings, shape: EngineShape, token_bytes: Sequence[bytes]
+) -> None:
+    checks.check_generate(call, shape, len(call.pages) * shape.block_size)
+    work = SegmentFeed(call, token_bytes, shape.max_context)
+    end = call.kv_len + len(call.tokens)
+    _set_pages(one, call, holdings, shape, end + call.max_tokens - 1)
+    holdings.pages.check_room(max(0, -(-end // shape.block_size) - len(one.pages)))
+    one.work = work
+
+
+def _set_pages(
+    one: OpenCall, call: Forward | ForwardText | Generate, holdings: Holdings, shape: EngineShape, end: int
+) -> None:
+    """`end` is one past the last KV place that the call may write."""
+    pages = holdings.pages.find_all(call.pages, "pages")
+    first, last = call.kv_len // shape.block_size, -(-end // shape.block_size)
+    _check_unshared(pages[first:last], call.pages[first:last], "pages")
+    one.pages, one.page_writes = pages, pages[first:last]
+    one.page_reads = pages[: -(-call.kv_len // shape.block_size)]
+
+
+def _check_unshared(pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:
+    for page, name in zip(pages, names, strict=True):
+        if page.num_names > 1:
+            raise BadRequest(
+                f"{field}: page {name} is shared by {page.num_names} names; copy it first",
+                field=field,
+                hint="allocate a page, copy_page what you need into it, and write there",
+            )
+
+
+def _bound(table: NameTable[NameT, IdT], names: Sequence[NameT]) -> list[Resource[IdT]]:
+    return [found for name in names if (found := table.names.get(name)) is not None]
+
+
+def _slots(embeds: Sequence[Embed]) -> list[SlotId]:
+    return [embed.id for embed in embeds if embed.id is not None]  # a bound embed always has its slot

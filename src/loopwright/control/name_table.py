@@ -1,0 +1,173 @@
+"""Owns one run's names of pages, or of embeds: what each is bound to, and how much the run holds. Never knows calls.
+
+Called by the resource manager. A page or embed lives while a name is bound to it or a call that is not over holds it;
+when the last of both is gone its block or slot goes back to the pool.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from loopwright.control.ordering import Resource
+from loopwright.control.pool import Pool
+from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, Overloaded
+
+NameT = TypeVar("NameT", bound=int)
+IdT = TypeVar("IdT", bound=int)
+
+MAX_NAMES_PER_UNIT = 64
+"""Names that a run may bind for each unit of its limit: sharing costs no block, but it costs memory here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What messages call the things of a table, and which errors say that there are no more."""
+
+    noun: str  # page, embed
+    over_limit: type[LimitExceeded]
+    none_free: type[LimitExceeded] | type[Overloaded]
+
+
+class NameTable(Generic[NameT, IdT]):
+    """Names of one kind in one run. Every method that refuses leaves the table as it was."""
+
+    def __init__(self, kind: Kind, pool: Pool[IdT], max_held: int) -> None:
+        self.names: dict[NameT, Resource[IdT]] = {}
+        self.num_held = 0  # pages or embeds that live
+        self.num_backed = 0  # those of them that have a unit of the pool
+        self._kind = kind
+        self._pool = pool
+        self._max_held = max_held
+
+    def find(self, name: NameT, field: str) -> Resource[IdT]:
+        """What the name is bound to. Raises NotFound."""
+        found = self.names.get(name)
+        if found is None:
+            raise NotFound(f"{field}: {self._kind.noun} {name} is not bound", field=field)
+        return found
+
+    def find_all(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
+        """What the names are bound to. Raises NotFound, and BadRequest if a name is there twice."""
+        check_distinct(names, field)
+        try:
+            return [self.names[name] for name in names]
+        except KeyError:
+            return [self.find(name, field) for name in names]
+
+    def check_room(self, num_new: int) -> None:
+        """Raises what says so if `num_new` more can never be had: by the run's limit, or by the pool's size."""
+        limit = min(self._max_held, self._pool.num_total)
+        if self.num_held + num_new > limit:
+            owner = "of the run" if limit == self._max_held else "of the whole pool"
+            raise self._kind.over_limit(
+                f"the run holds {self.num_held} {self._kind.noun}s and asks for {num_new} more; the limit {owner} is "
+                f"{limit}",
+                hint=f"free {self._kind.noun}s, or ask for a higher limit",
+            )
+
+    def check_bindable(self, names: Sequence[NameT], field: str) -> None:
+        """Raises BadRequest if a name is bound or there twice, and as `check_room`."""
+        self._check_unbound(names, field)
+        self.check_room(len(names))
+
+    def bind_new(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
+        """Binds each name to a new resource that has no unit yet. Raises as `check_bindable`."""
+        self.check_bindable(names, field)
+        fresh: list[Resource[IdT]] = [Resource() for _ in names]
+        self._bind(names, fresh)
+        self.num_held += len(fresh)
+        return fresh
+
+    def can_back(self, num_units: int) -> bool:
+        """Whether the pool has so many units now."""
+        return num_units <= self._pool.num_free
+
+    def back(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Gives a unit to each that has none. The caller has asked `can_back`."""
+        for resource in resources:
+            if resource.id is None:
+                resource.id = self._pool.take()
+                self.num_backed += 1
+
+    def bind_backed(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
+        """As `bind_new`, each with its unit. Raises also what says that the pool has too few now."""
+        self.check_bindable(names, field)
+        if not self.can_back(len(names)):
+            raise self._none_free(len(names))
+        fresh = self.bind_new(names, field)
+        self.back(fresh)
+        return fresh
+
+    def share(self, sources: Sequence[NameT], targets: Sequence[NameT]) -> None:
+        """Binds each target to what the source of the same place is bound to. Raises BadRequest, NotFound."""
+        if len(sources) != len(targets):
+            raise BadRequest(f"targets: {len(targets)} names for {len(sources)} sources", field="targets")
+        found = [self.find(name, "sources") for name in sources]
+        self._check_unbound(targets, "targets")
+        self._bind(targets, found)
+
+    def unbind(self, names: Sequence[NameT], field: str) -> None:
+        """Unbinds the names; what nothing holds any more is free. Raises NotFound, and BadRequest for a name twice."""
+        for resource in self.find_all(names, field):
+            resource.num_names -= 1
+            self._release_if_unused(resource)
+        for name in names:
+            del self.names[name]
+
+    def hold(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Keeps the resources alive for a call."""
+        for resource in resources:
+            resource.num_holds += 1
+
+    def drop(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Ends what `hold` began."""
+        for resource in resources:
+            resource.num_holds -= 1
+            self._release_if_unused(resource)
+
+    def _bind(self, names: Sequence[NameT], resources: Sequence[Resource[IdT]]) -> None:
+        for name, resource in zip(names, resources, strict=True):
+            self.names[name] = resource
+            resource.num_names += 1
+
+    def _check_unbound(self, names: Sequence[NameT], field: str) -> None:
+        check_distinct(names, field)
+        for name in names:
+            if name in self.names:
+                raise BadRequest(
+                    f"{field}: {self._kind.noun} {name} is already bound",
+                    field=field,
+                    hint="free it, or take another name",
+                )
+        if len(self.names) + len(names) > (max_names := self._max_held * MAX_NAMES_PER_UNIT):
+            raise self._kind.over_limit(
+                f"the run has {len(self.names)} names of {self._kind.noun}s and asks for {len(names)} more; the limit "
+                f"is {max_names}"
+            )
+
+    def _release_if_unused(self, resource: Resource[IdT]) -> None:
+        if resource.num_names or resource.num_holds:
+            return
+        self.num_held -= 1
+        if resource.id is not None:
+            self._pool.give(resource.id)
+            resource.id = None
+            self.num_backed -= 1
+
+    def _none_free(self, num_asked: int) -> LoopwrightError:
+        return self._kind.none_free(
+            f"{num_asked} {self._kind.noun}s asked for; {self._pool.num_free} of the pool's {self._pool.num_total} are "
+            f"free now, and the run holds {self.num_held}",
+            hint="try again when others have finished",
+        )
+
+
+def check_distinct(names: Sequence[int], field: str) -> None:
+    """Raises BadRequest if a name is there twice."""
+    if len(set(names)) == len(names):
+        return
+    seen: set[int] = set()
+    for name in names:
+        if name in seen:
+            raise BadRequest(f"{field}: {name} is there twice", field=field)
+        seen.add(name)

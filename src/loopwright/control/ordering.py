@@ -1,0 +1,188 @@
+"""Owns who waits for whom: calls, their queues, and the pages and embeds they touch. Never runs or delivers anything.
+
+Called by the controller when a call is issued, fails or is over. The rules:
+- A call waits for the call before it in its queue, and for earlier calls that touch the same page or embed unless both
+  only read it. It is over, well or badly, only when it waits for nobody: so its own order holds for who waits for it.
+- A failure reaches, at once, the calls behind it in its queue up to a ClearQueue, and all that read what it should have
+  written; they do not run, and fail as Poisoned when their turn comes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+from loopwright.control.feeds import Feed
+from loopwright.control.inbox import Inbox
+from loopwright.core.batch import EmbedRow, HeadRow
+from loopwright.core.calls import ClearQueue, QueueCall
+from loopwright.core.errors import ErrorInfo, Poisoned
+from loopwright.core.ids import BlockId, CallId, PageName, QueueName, RunId, SlotId
+
+IdT = TypeVar("IdT", bound=int)
+
+Work: TypeAlias = Feed | EmbedRow | HeadRow | None
+"""What a call gives the engine; None for calls that need no engine, and for a copy, which is made when it runs."""
+
+
+class Resource(Generic[IdT]):
+    """A page or an embed: what names are bound to and calls hold. It lives while it has either.
+
+    `id` is the block or slot behind it; a page that a forward binds has none until that forward starts."""
+
+    __slots__ = ("id", "num_holds", "num_names", "readers", "taints", "writer", "written")
+
+    def __init__(self) -> None:
+        self.id: IdT | None = None
+        self.num_names = 0
+        self.num_holds = 0  # calls that are not over
+        self.written = 0  # bit i: offset i has been written since the block was taken
+        self.writer: OpenCall | None = None  # the last one issued, if not over
+        self.readers: dict[OpenCall, None] = {}  # not over, issued since the last writer, in order
+        self.taints: dict[CallQueue, ErrorInfo] = {}  # what a reader fails with, by the queue that failed to write
+
+
+Page: TypeAlias = Resource[BlockId]
+Embed: TypeAlias = Resource[SlotId]
+AnyResource: TypeAlias = Page | Embed
+
+
+class CallQueue:
+    """An ordered stream of calls."""
+
+    __slots__ = ("failure", "name", "priority", "tail", "tainted")
+
+    def __init__(self, name: QueueName, priority: int) -> None:
+        self.name = name
+        self.priority = priority
+        self.tail: OpenCall | None = None  # the last call issued, if not over
+        self.failure: ErrorInfo | None = None  # what the next call issued fails with
+        self.tainted: set[AnyResource] = set()  # by failures of this queue
+
+
+class OpenCall:
+    """A call that is not over, with what it touches and how far it has come."""
+
+    __slots__ = (
+        "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
+        "is_running", "is_started", "num_blockers", "page_reads", "page_writes", "pages", "queue", "rank", "run_id",
+        "work",
+    )  # fmt: skip
+
+    def __init__(
+        self, run_id: RunId, inbox: Inbox, call_id: CallId, call: QueueCall, queue: CallQueue, rank: int
+    ) -> None:
+        self.run_id, self.inbox, self.call_id, self.call, self.queue = run_id, inbox, call_id, call, queue
+        self.rank = rank  # the order among prompts: lower runs first
+        self.pages: list[Page] = []  # of a feed in KV order; of a copy (source, target)
+        self.page_reads: Sequence[Page] = ()
+        self.page_writes: list[Page] = []
+        self.embed_reads: Sequence[Embed] = ()
+        self.embed_writes: Sequence[Embed] = ()
+        self.grown: list[PageName] = []  # names that the call itself bound: those of the last pages
+        self.work: Work = None
+        self.num_blockers = 0
+        self.dependents: list[tuple[OpenCall, bool]] = []  # who waits, and whether a failure reaches it
+        self.failure: ErrorInfo | None = None
+        self.is_started = self.is_running = self.is_over = False
+
+
+def taint(call: OpenCall) -> ErrorInfo | None:
+    """What the call fails with because somebody failed to write what it reads."""
+    resources: list[AnyResource] = [*call.page_reads, *call.embed_reads]
+    return next((failure for resource in resources for failure in resource.taints.values()), None)
+
+
+def enqueue(call: OpenCall, failure: ErrorInfo | None) -> None:
+    """Gives the call its place: behind the tail of its queue, and behind those that touch the same resources. With a
+    failure it waits there only to fail."""
+    queue = call.queue
+    if queue.tail is not None:
+        _wait(call, queue.tail, carries_failure=not isinstance(call.call, ClearQueue))
+    queue.tail = call
+    _read(call, call.page_reads)
+    _read(call, call.embed_reads)
+    _write(call, call.page_writes)
+    _write(call, call.embed_writes)
+    if failure is not None:
+        fail(call, failure)
+        return
+    for embed in call.embed_writes:
+        embed.taints.clear()  # it is written whole, so what was to be there before does not matter
+
+
+def leave(call: OpenCall) -> list["OpenCall"]:
+    """Takes a call that waits for nobody out of the order. Returns those that now wait for nobody either."""
+    _forget(call, call.page_reads, call.page_writes)
+    _forget(call, call.embed_reads, call.embed_writes)
+    if call.queue.tail is call:
+        call.queue.tail = None
+    for dependent, _ in call.dependents:
+        dependent.num_blockers -= 1
+    # A dependent may be listed more than once: it is free once, at its last mention.
+    free = {id(dependent): dependent for dependent, _ in call.dependents if dependent.num_blockers == 0}
+    return list(free.values())
+
+
+def fail(call: OpenCall, failure: ErrorInfo) -> None:
+    """Marks the call, and all that its failure reaches. They stay in the order until they wait for nobody."""
+    inherited = consequence(call.queue, call.call_id, failure)
+    reached: list[tuple[OpenCall, ErrorInfo]] = [(call, failure)]
+    while reached:
+        one, its_failure = reached.pop()
+        if one.failure is not None:
+            continue
+        one.failure = its_failure
+        writes: list[AnyResource] = [*one.page_writes, *one.embed_writes]
+        for resource in writes:
+            resource.taints[one.queue] = inherited
+            one.queue.tainted.add(resource)
+        if one.queue.tail is one:
+            one.queue.failure = inherited
+        reached.extend((dependent, inherited) for dependent, is_reached in one.dependents if is_reached)
+
+
+def consequence(queue: CallQueue, call_id: CallId, failure: ErrorInfo) -> ErrorInfo:
+    """What those fail with that depend on a call that failed."""
+    if failure.type == Poisoned.__name__:
+        return failure
+    return Poisoned(
+        f"call {call_id} of queue {queue.name}, which this one depends on, failed: {failure.message}",
+        hint=f"submit clear_queue for queue {queue.name} to go on",
+    ).info()
+
+
+def clear(queue: CallQueue) -> None:
+    """Takes back the marks that failures of the queue left."""
+    for resource in queue.tainted:
+        resource.taints.pop(queue, None)
+    queue.tainted.clear()
+
+
+def _wait(call: OpenCall, blocker: OpenCall, *, carries_failure: bool) -> None:
+    call.num_blockers += 1
+    blocker.dependents.append((call, carries_failure))
+
+
+def _read(call: OpenCall, resources: Iterable[AnyResource]) -> None:
+    for resource in resources:
+        if resource.writer is not None:
+            _wait(call, resource.writer, carries_failure=True)
+        resource.readers[call] = None
+
+
+def _write(call: OpenCall, resources: Iterable[AnyResource]) -> None:
+    for resource in resources:
+        if resource.writer is not None and resource.writer is not call:
+            _wait(call, resource.writer, carries_failure=False)
+        for reader in resource.readers:
+            if reader is not call:
+                _wait(call, reader, carries_failure=False)
+        resource.readers.clear()  # later writers wait for this one, which waits for them
+        resource.writer = call
+
+
+def _forget(call: OpenCall, reads: Iterable[AnyResource], writes: Iterable[AnyResource]) -> None:
+    for resource in reads:
+        resource.readers.pop(call, None)
+    for resource in writes:
+        if resource.writer is call:
+            resource.writer = None

@@ -1,0 +1,49 @@
+"""Owns what belongs to one run: its queues, its open calls, its inbox. Never decides anything: the controller does.
+
+Held by the runtime, which calls the methods, and by the controller, which keeps the state.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from loopwright.control.inbox import Inbox
+from loopwright.core.calls import QueueCall
+from loopwright.core.control import ControlLimits
+from loopwright.core.ids import CallId, QueueName, RunId
+from loopwright.core.results import Completion
+
+if TYPE_CHECKING:
+    from loopwright.control.ordering import CallQueue, OpenCall
+
+
+class Issuer(Protocol):
+    """The controller as its sessions see it."""
+
+    def issue(self, session: "InlineSession", call_id: CallId, call: QueueCall) -> None: ...
+
+    def interrupt(self, session: "InlineSession", call_id: CallId) -> None: ...
+
+    def close(self, session: "InlineSession") -> None: ...
+
+
+class InlineSession:
+    """One run's door, in the process of the controller. Implements `core.control.Session`."""
+
+    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits) -> None:
+        self.run_id = run_id
+        self.limits = limits
+        self.inbox = Inbox()
+        self.queues: dict[QueueName, CallQueue] = {}
+        self.open_calls: dict[CallId, OpenCall] = {}
+        self._issuer = issuer
+
+    def submit(self, call_id: CallId, call: QueueCall) -> None:
+        self._issuer.issue(self, call_id, call)
+
+    def interrupt(self, call_id: CallId) -> None:
+        self._issuer.interrupt(self, call_id)
+
+    async def receive(self) -> list[Completion]:
+        return await self.inbox.receive()
+
+    def close(self) -> None:
+        self._issuer.close(self)

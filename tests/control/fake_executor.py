@@ -1,0 +1,168 @@
+"""A model of a few lines whose answers depend on every token it should see, read back through the page table.
+
+Never schedules. What a KV place or an embed slot holds is a number that mixes the token, its position and all that it
+attended to; so a wrong block, a lost copy, a broken order or a mask that moved changes every later token. And it checks
+what control promises: nothing unwritten is read, and nothing in a batch depends on anything else in it.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.calls import DistributionRequest, Sampling, Visibility
+from loopwright.core.executor import EngineShape
+from loopwright.core.results import Distribution
+
+if TYPE_CHECKING:
+    from loopwright.core.errors import ErrorInfo
+
+VOCAB_SIZE = 64
+
+
+def mix(*numbers: int) -> int:
+    """A number that depends on all of `numbers` and their order; equal in every process."""
+    return hash(numbers) & 0xFFFF_FFFF
+
+
+def choose(hidden: int, sampling: Sampling, position: int) -> int:
+    """The token that the fake model samples after a hidden state."""
+    drawn = hidden if sampling.temperature == 0 else mix(hidden, sampling.seed, position)
+    return sampling.allowed[drawn % len(sampling.allowed)] if sampling.allowed else drawn % VOCAB_SIZE
+
+
+def describe(hidden: int, request: DistributionRequest) -> Distribution:
+    """The fake model's distribution: recognisable by its ids."""
+    ids = mix(hidden, request.k, *request.must_include)
+    return Distribution(ids.to_bytes(4, "little"), b"", covered=1.0, tail_mass=0.0, truncated=False)
+
+
+def is_visible(runs: Visibility, place: int) -> bool:
+    """Whether run lengths, hidden first, show a place."""
+    end = 0
+    for number, length in enumerate(runs):
+        end += length
+        if place < end:
+            return number % 2 == 1
+    return False
+
+
+class FakeExecutor:
+    """Runs each batch at once, or when released. Records the batches."""
+
+    def __init__(
+        self, *, num_blocks: int = 64, block_size: int = 4, num_slots: int = 64, max_context: int = 1000
+    ) -> None:
+        self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots)
+        self.batches: list[Batch] = []
+        self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail
+        self.fault: Exception | None = None  # fails the next step
+        self.held: list[tuple[Batch, Future[StepResult]]] | None = None  # a list: steps wait for `release`
+        self._kv: dict[tuple[int, int], int] = {}
+        self._slots: dict[int, tuple[int, int]] = {}  # token and position of an embedding; (hidden, -1) of an output
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        if self.held is not None:
+            self.held.append((batch, future))
+        else:
+            self._finish(batch, future)
+        return future
+
+    def release(self) -> None:
+        """Finishes the steps that are held."""
+        assert self.held is not None
+        held, self.held = self.held, []
+        for batch, future in held:
+            self._finish(batch, future)
+
+    def close(self) -> None:
+        pass
+
+    def run(self, batch: Batch) -> StepResult:
+        """What comes of a batch."""
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+        self.batches.append(batch)
+        _check_independence(batch, self.shape.block_size)
+        for copy in batch.copies:
+            self._copy(copy)
+        for embed in batch.embeds:
+            for slot, token, position in zip(embed.slots, embed.token_ids, embed.positions, strict=True):
+                self._slots[slot] = (token, position)
+        return StepResult([self._row(row) for row in batch.rows], [self._head(head) for head in batch.heads])
+
+    def _finish(self, batch: Batch, future: Future[StepResult]) -> None:
+        try:
+            future.set_result(self.run(batch))
+        except RuntimeError as error:
+            future.set_exception(error)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        for place in range(copy.size):
+            value = self._kv[copy.source, copy.source_offset + place]
+            self._kv[copy.target, copy.target_offset + place] = value
+
+    def _row(self, row: ForwardRow) -> RowResult:
+        slots = [self._slots[slot] for slot in row.input_slots]
+        inputs = slots or list(zip(row.token_ids, row.positions, strict=True))
+        hiddens = [self._forward(row, number, *one) for number, one in enumerate(inputs)]
+        for slot, hidden in zip(reversed(row.output_slots), reversed(hiddens), strict=False):
+            self._slots[slot] = (hidden, -1)
+        failing = [self.fail_rows[token] for token, _ in inputs if token in self.fail_rows]
+        if failing:
+            return RowResult(error=failing[0])
+        return _answer(hiddens, row)
+
+    def _forward(self, row: ForwardRow, number: int, token: int, position: int) -> int:
+        size, own = self.shape.block_size, row.kv_len + number
+        self._kv[row.block_ids[own // size], own % size] = mix(token, position)
+        places = [place for place in range(own + 1) if row.mask is None or is_visible(row.mask[number], place)]
+        seen = [self._kv[row.block_ids[place // size], place % size] for place in places]
+        hidden = mix(token, position, *seen)
+        self._kv[row.block_ids[own // size], own % size] = hidden
+        return hidden
+
+    def _head(self, head: HeadRow) -> RowResult:
+        hidden, mark = self._slots[head.slot]
+        assert mark == -1, f"slot {head.slot} holds no hidden state"
+        return _answer([hidden], head)
+
+
+def _answer(hiddens: Sequence[int], row: ForwardRow | HeadRow) -> RowResult:
+    token = None if row.sampling is None else choose(hiddens[-1], row.sampling, row.sample_position)
+    return RowResult(
+        token_id=token,
+        logprob=None if token is None else -float(token),
+        distributions=[describe(hiddens[one.index], one) for one in row.distributions],
+    )
+
+
+def _check_independence(batch: Batch, block_size: int) -> None:
+    reads: list[set[tuple[str, int]]] = []
+    writes: list[set[tuple[str, int]]] = []
+    for copy in batch.copies:
+        reads.append({("block", copy.source)})
+        writes.append({("block", copy.target)})
+    for embed in batch.embeds:
+        reads.append(set())
+        writes.append({("slot", slot) for slot in embed.slots})
+    for row in batch.rows:
+        end = row.kv_len + row.num_tokens
+        assert end <= len(row.block_ids) * block_size
+        reads.append(
+            {("block", block) for block in row.block_ids[: -(-row.kv_len // block_size)]}
+            | {("slot", slot) for slot in row.input_slots}
+        )
+        writes.append(
+            {("block", block) for block in row.block_ids[row.kv_len // block_size : -(-end // block_size)]}
+            | {("slot", slot) for slot in row.output_slots}
+        )
+    for head in batch.heads:
+        reads.append({("slot", head.slot)})
+        writes.append(set())
+    for one in range(len(writes)):
+        for other in range(len(writes)):
+            if one != other:
+                assert not writes[one] & (reads[other] | writes[other]), "entries of a batch depend on each other"
