@@ -56,7 +56,7 @@ _HOST_FAILED = "the host failed in a call of the guest"
 
 
 class ParkedInstance:
-    """The runner, instantiated and not started, in a store of its own. Serves one run."""
+    """An instance of the runner in a store of its own, in which nothing runs."""
 
     def __init__(self, store: Store, instance: Instance) -> None:
         self.store = store
@@ -68,7 +68,8 @@ class ParkedInstance:
 
 
 class FiberHost:
-    """Instances of one component and the fibers that run in them. Every method but `instantiate` on one thread."""
+    """Instances of one component and the fibers that run in them. A fiber may be made and polled on any thread, by one
+    thread at a time."""
 
     def __init__(self, engine: Engine, component: Component) -> None:
         self._engine = engine
@@ -79,7 +80,7 @@ class FiberHost:
         self._linker = self._new_linker()
 
     def instantiate(self) -> ParkedInstance:
-        """A new instance. Safe on any thread. Raises WasmtimeError."""
+        """A new instance. Raises WasmtimeError."""
         store = new_store(self._engine)
         # Declared as returning an error, and returns nothing: what comes back is not a pointer.
         bindings.wasmtime_context_epoch_deadline_async_yield_and_update(store._context(), 1)
