@@ -120,15 +120,15 @@ def _halves(blocks: Bytes, offset: int) -> Floats:
 def _five_bits(blocks: Bytes) -> Bytes:
     """Levels 0 … 31 from 4 bytes of fifth bits and 16 bytes of nibbles: [n, 32]."""
     high = np.unpackbits(np.ascontiguousarray(blocks[:, :4]), axis=1, bitorder="little")
-    return np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1) | high << _FOUR
+    levels: Bytes = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1) | high << _FOUR
+    return levels
 
 
 def _nibble_rows(packed: Bytes, width: int) -> Bytes:
     """[n, bytes] → [n, 2 · bytes / width, width]: of each run of `width` bytes first the low nibbles, then the high."""
     runs = packed.reshape(len(packed), -1, 1, width)
     nibbles: Bytes = runs >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1) & _FIFTEEN
-    rows: Bytes = nibbles.reshape(len(packed), -1, width)
-    return rows
+    return nibbles.reshape(len(packed), -1, width)
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:

@@ -33,6 +33,7 @@ class TorchExecutor:
         """`num_threads` is how many cores one operation uses; None leaves torch's choice."""
         self.config = model.config
         self.quantization = model.quantization
+        self.step_weight_bytes = model.step_weight_bytes
         runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention)
         self._shape = runner.shape
 

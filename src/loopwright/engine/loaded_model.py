@@ -55,3 +55,9 @@ class LoadedModel:
     weights: Mapping[str, Tensor]
     rope_frequencies: Tensor
     quantization: str
+
+    @property
+    def step_weight_bytes(self) -> int:
+        """Bytes of weights that one step must read: an input embedding is looked up, unless the head is tied to it."""
+        skipped = () if self.config.is_head_tied else ("embedding",)
+        return sum(weight.nbytes for name, weight in self.weights.items() if name not in skipped)
