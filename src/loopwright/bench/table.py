@@ -38,6 +38,6 @@ def _number(value: float | None) -> str:
     """Three digits that mean something, no exponent."""
     if value is None:
         return ""
-    if abs(value) >= 100:
+    if abs(value) >= 100 or value.is_integer():
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
