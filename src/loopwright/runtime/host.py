@@ -116,6 +116,8 @@ class Host:
             self._dispatch(handle, call)
         except LoopwrightError as error:
             self._answer_error(handle, error, wants_answer)
+        except Exception as fault:  # noqa: BLE001 (a callback of the sandbox must not raise: it would kill the program)
+            self._answer_error(handle, InternalError(f"{type(fault).__name__}: {fault}"), wants_answer)
         return handle
 
     def log(self, stream: str, line: str) -> None:

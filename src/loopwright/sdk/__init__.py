@@ -17,6 +17,7 @@ from loopwright.sdk.errors import (
     OutOfPages,
     PermissionDenied,
 )
+from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.turn import Chunk, Turn
@@ -31,16 +32,20 @@ __all__ = [
     "Distribution",
     "LimitExceeded",
     "LoopwrightError",
+    "Model",
     "ModelLacksTrait",
     "OutOfPages",
     "PermissionDenied",
     "Queue",
     "Turn",
+    "detokenize",
     "draw",
     "emit",
     "emit_text",
     "errors",
     "http",
     "log",
+    "model",
     "resources",
+    "tokenize",
 ]

@@ -1,0 +1,14 @@
+"""`loopwright bench`: measures a suite and prints its table."""
+
+import argparse
+import asyncio
+
+from loopwright.bench import command
+from loopwright.compose.system import open_bench_system
+
+add_arguments = command.add_arguments
+
+
+def run(arguments: argparse.Namespace) -> int:
+    asyncio.run(command.run_bench(command.request_from(arguments), open_bench_system))
+    return 0

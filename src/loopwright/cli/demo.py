@@ -1,0 +1,28 @@
+"""`loopwright demo`: the ReACT agent in the Wasm sandbox, against a small search tool on loopback."""
+
+import argparse
+from pathlib import Path
+
+from loopwright.cli.demo_search import search_tool
+from loopwright.cli.program_flags import read_source
+from loopwright.cli.run import run_here
+from loopwright.core.runs import RunSpec
+
+QUESTION = "Which river flows through Paris?"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--program", default="programs/react.py", help="the agent (default: %(default)s)")
+    parser.add_argument("--question", default=QUESTION, help="what to ask it (default: %(default)s)")
+    parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source = read_source(arguments.program)
+    with search_tool() as url:
+        spec = RunSpec(
+            source=source,
+            filename=Path(arguments.program).name,
+            arguments={"question": arguments.question, "search_url": url},
+        )
+        return run_here(spec, arguments.model)

@@ -1,0 +1,34 @@
+"""`loopwright model`: pull a model into the cache, list what is there."""
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from loopwright.cli.progress import progress_bars
+from loopwright.weights import store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="pull|list")
+    pull = verbs.add_parser("pull", help="fetch a model", epilog="example: loopwright model pull SmolLM2-135M-Instruct")
+    pull.add_argument("name", help="a known name, or a Hub id such as Qwen/Qwen3-0.6B")
+    verbs.add_parser("list", help="list the models in the cache", epilog="example: loopwright model list")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what == "list":
+        return _list()
+    with progress_bars() as report:
+        files = store.pull(arguments.name, report)
+    sys.stdout.write(f"{files.name}: {files.path}\n")
+    return 0
+
+
+def _list() -> int:
+    table = Table("name", "size", "licence", "SHA-256", "path", title="Models in the cache")
+    for row in store.list_models():
+        table.add_row(row.name, f"{row.size_bytes / 1e6:.0f} MB", row.license, row.sha256[:12], str(row.path))
+    Console().print(table)
+    return 0

@@ -1,0 +1,56 @@
+"""The one configuration tree: read once, frozen, unknown keys refused. Never holds a derived value.
+
+Made by the command line; compose hands each layer its own section.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from loopwright.control.scheduler import ControlConfig
+from loopwright.runtime.limits import Limits
+
+Backend = Literal["auto", "fiber", "reentrant"]
+MAX_CORES_OF_ONE_PROCESS = 4  # up to here one process serves best; above, the layers get processes of their own
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The inference layer. A block holds 16 tokens of KV."""
+
+    num_blocks: int = 2048
+    num_slots: int = 4096  # embed slots
+    num_threads: int = 0  # 0: as many as the machine has cores
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The application layer. `caps` bounds what a program's metadata may ask for."""
+
+    caps: Limits = Limits(memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_output_bytes=64 << 20)
+    max_live_runs: int = 2048
+    sandbox_backend: Backend = "auto"
+    needs_wasm: bool = True  # False leaves the Wasm runner out: for native runs only
+    allows_native: bool = False  # programs without isolation: for debugging on one's own machine
+    programs_dir: str | None = None  # where deployed programs are kept; None keeps them in memory
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be configured."""
+
+    model: str = "default"
+    num_runtime_workers: int = 0  # 0: everything in one process; n: a model process, n runtime processes, the server
+    engine: EngineConfig = EngineConfig()
+    control: ControlConfig = ControlConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    server: ServerConfig = ServerConfig()
+
+
+def default_num_workers(num_cores: int) -> int:
+    """0 up to 4 cores; above that a runtime worker for every two cores, at most 8."""
+    return 0 if num_cores <= MAX_CORES_OF_ONE_PROCESS else min(8, num_cores // 2)

@@ -1,0 +1,93 @@
+"""Loads a model: its files, its text side, its engine. Never serves it. Used by `system` and the model worker."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.compose.config import EngineConfig
+from loopwright.core.clock import SystemClock
+from loopwright.core.executor import Executor
+from loopwright.core.model_info import ModelInfo
+from loopwright.engine.executor import TorchExecutor, create_executor
+from loopwright.runtime.host import ModelText
+from loopwright.text.chat_template import ChatTemplate
+from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+from loopwright.text.tokenizer import Tokenizer
+from loopwright.weights.gguf import read_gguf
+from loopwright.weights.store import ModelFiles
+
+Report = Callable[[str, float | None], None]
+
+TRAITS = ("allocate", "forward", "input_text", "output_text", "tokenize")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """A model that is ready to be served by this process."""
+
+    text: ModelText
+    executor: Executor
+    path: Path
+    num_threads: int
+    step_weight_bytes: int
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.text.info
+
+
+@asynccontextmanager
+async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[ModelParts]:
+    """Loads weights and tokenizer side by side; closes the engine at the end."""
+    num_threads = config.num_threads or os.cpu_count() or 1
+    loading = asyncio.to_thread(
+        create_executor,
+        files.path,
+        num_blocks=config.num_blocks,
+        num_slots=config.num_slots,
+        num_threads=num_threads,
+    )
+    executor, tokenizer = await asyncio.gather(loading, asyncio.to_thread(load_tokenizer, files.path))
+    try:
+        yield ModelParts(
+            text=model_text(_info(files, executor, tokenizer, config), tokenizer),
+            executor=executor,
+            path=files.path,
+            num_threads=num_threads,
+            step_weight_bytes=executor.step_weight_bytes,
+        )
+    finally:
+        executor.close()
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer that comes with a GGUF file or a folder."""
+    return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(read_gguf(path).metadata)
+
+
+def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
+    """The text side of a model, with its chat template if it has one."""
+    source = tokenizer.chat_template
+    return ModelText(info, tokenizer, ChatTemplate(source, tokenizer, SystemClock()) if source else None)
+
+
+def _info(files: ModelFiles, executor: TorchExecutor, tokenizer: Tokenizer, config: EngineConfig) -> ModelInfo:
+    return ModelInfo(
+        name=files.name,
+        architecture=executor.config.architecture,
+        traits=TRAITS,
+        vocab_size=executor.shape.vocab_size,
+        max_context=executor.shape.max_context,
+        page_size=executor.shape.block_size,
+        num_pages=config.num_blocks,
+        eos_ids=tokenizer.eos_ids,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        has_chat_template=bool(tokenizer.chat_template),
+        quantization=executor.quantization,
+        weights_sha256=files.sha256,
+        license=files.license,
+        description=files.description,
+    )
