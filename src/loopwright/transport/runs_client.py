@@ -128,7 +128,12 @@ class RunsClient:
             self._send(make_request(number))
         except BadRequest as error:
             self._requests.fail(number, error)
-        return _expect(kind, await answer)
+        try:
+            return _expect(kind, await answer)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._disown(answer.result())  # it came in the same turn of the loop
+            raise
 
     def _send(self, message: messages.ToRuns) -> None:
         try:
@@ -158,8 +163,12 @@ class RunsClient:
                 self._take_answer(message)
 
     def _take_answer(self, message: messages.Answer) -> None:
-        is_awaited = self._requests.answer(message.request, message)
-        if isinstance(message, messages.RunStarted) and not is_awaited:
+        if not self._requests.answer(message.request, message):
+            self._disown(message)
+
+    def _disown(self, message: messages.Answer) -> None:
+        """An answer that nobody waits for any more: a run that nobody will read is cancelled."""
+        if isinstance(message, messages.RunStarted):
             number, ignored = self._requests.open()
             ignored.cancel()
             self._send(messages.CancelRun(number, message.run))

@@ -1,0 +1,55 @@
+"""The HTTP application: its routes, its middleware and its answers to errors, in one list each. Called by compose."""
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from loopwright.core.clock import Clock, SystemClock
+from loopwright.core.errors import LoopwrightError
+from loopwright.core.runs import Runs
+from loopwright.server import errors
+from loopwright.server.chat_routes import ChatRoutes
+from loopwright.server.errors import json_response
+from loopwright.server.hosts import HostCheck, allowed_hosts
+from loopwright.server.program_routes import ProgramRoutes
+
+LOOPBACK = "127.0.0.1"
+
+
+def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) -> FastAPI:
+    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
+    chat = ChatRoutes(runs, clock or SystemClock())
+    programs = ProgramRoutes(runs)
+    routes: list[BaseRoute] = [
+        Route("/health", health, methods=["GET"]),
+        Route("/v1/models", chat.models, methods=["GET"]),
+        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+        Route("/v1/programs", programs.programs, methods=["GET"]),
+        Route("/v1/programs", programs.deploy, methods=["POST"]),
+        Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),
+        Route("/v1/runs", programs.runs, methods=["GET"]),
+        Route("/v1/runs", programs.start_source, methods=["POST"]),
+        Route("/v1/runs/{run}", programs.cancel, methods=["DELETE"]),
+        Route("/v1/runs/{run}/events", programs.events, methods=["GET"]),
+        Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
+    ]
+    hosts = allowed_hosts(host)
+    return FastAPI(
+        routes=routes,
+        middleware=[Middleware(HostCheck, hosts)] if hosts is not None else [],
+        exception_handlers={
+            LoopwrightError: errors.on_loopwright_error,
+            HTTPException: errors.on_http_exception,
+            ClientDisconnect: errors.on_client_disconnect,
+            Exception: errors.on_fault,
+        },
+        openapi_url=None,  # bodies are checked by our own types, which FastAPI's schema does not know
+    )
+
+
+async def health(request: Request) -> Response:
+    """GET /health"""
+    return json_response({"status": "ok"})

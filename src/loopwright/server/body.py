@@ -1,0 +1,60 @@
+"""Reads request bodies: bounded, JSON only, checked against a type. Never acts on one. Called by the routes.
+
+What is wrong with a body is a BadRequest that names the field, or an HTTPException where HTTP has a status of its own.
+"""
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from loopwright.core.errors import BadRequest
+
+MAX_BODY_BYTES = 16 << 20
+
+BodyT = TypeVar("BodyT")
+
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_NAMED = re.compile(r"^Object (?P<problem>missing required|contains unknown) field `(?P<name>[^`]*)`")
+_PROBLEMS = {"missing required": "is required", "contains unknown": "is not a known field"}
+
+
+async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
+    """The body as a `kind`. Raises BadRequest; HTTPException 413 (too large) and 415 (not JSON)."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPException(415, f"the body is {media_type or 'of no stated type'}; send application/json")
+    return parse_body(await _read_bounded(request), kind)
+
+
+def parse_body(payload: bytes, kind: type[BodyT]) -> BodyT:
+    """Raises BadRequest whose `field` is the place in the body: `messages[0].role`."""
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+
+
+async def _read_bounded(request: Request) -> bytes:
+    """The whole body; reading stops at the limit."""
+    payload = bytearray()
+    async for chunk in request.stream():
+        payload += chunk
+        if len(payload) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes", {"Connection": "close"})
+    return bytes(payload)
+
+
+def _bad_field(problem: str) -> BadRequest:
+    """msgspec's sentence, as a message that begins with the field's name."""
+    found = _AT.search(problem)
+    path = found["path"] if found else ""
+    problem = _AT.sub("", problem)
+    if named := _NAMED.match(problem):
+        path = f"{path}.{named['name']}" if path else named["name"]
+        problem = _PROBLEMS[named["problem"]]
+    return BadRequest(f"{path}: {problem}" if path else problem, field=path)

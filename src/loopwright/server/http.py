@@ -1,0 +1,117 @@
+"""Listens for HTTP, until told to stop. Never knows a route. Called by compose with the application."""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from loopwright.core.errors import BadRequest, LoopwrightError, Unavailable
+
+GRACE_S = 5  # how long requests under way may go on after the word to stop
+BACKLOG = 2048
+
+
+async def serve(app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None) -> None:
+    """Serves until SIGINT, SIGTERM or cancellation, then lets requests under way end, for a while.
+
+    `ready` gets the port, which is chosen when `port` is 0. Raises Unavailable (say, it is in use) or
+    BadRequest."""
+    listener = listen(host, port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(config, lambda: ready(listener.getsockname()[1]))
+    with listener, _stopped_by_signals(server):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await serving
+            raise
+        finally:
+            await _end(server.server_state.tasks)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises Unavailable or BadRequest in one line that says what to do."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, OverflowError) as error:
+        raise BadRequest(f"cannot listen on {host}:{port}: {error}", hint="use an address of this machine") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from error
+    return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError | OverflowError) -> LoopwrightError:
+    if isinstance(error, OverflowError):
+        return BadRequest(f"the port {port} does not exist", hint="choose one from 0 to 65535", field="port")
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(f"port {port} of {host} is in use", hint="stop what uses it, or choose another with --port")
+    return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another with --host or --port")
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Requests that outlived the grace: each still has its run to cancel."""
+    remaining = list(tasks)
+    for task in remaining:
+        task.cancel()
+    await asyncio.gather(*remaining, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to us and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """The first signal asks the server to stop, the second does not wait for requests. In the main thread only."""
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for one in signals:
+        loop.add_signal_handler(one, stop)
+    try:
+        yield
+    finally:
+        for one in signals:
+            loop.remove_signal_handler(one)

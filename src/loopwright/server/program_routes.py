@@ -1,0 +1,134 @@
+"""The routes of programs and runs: deploy, start, follow, list, cancel. Never runs anything itself. Used by app."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loopwright.core.errors import BadRequest, NotFound, from_info
+from loopwright.core.ids import RunId
+from loopwright.core.runs import Runs, RunSpec
+from loopwright.server.body import read_body
+from loopwright.server.disconnect import unless_disconnected
+from loopwright.server.errors import json_response, status_of
+from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
+from loopwright.server.sse import SseResponse, sse_event
+
+Seed = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class DeployBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1)]
+    source: str
+    filename: str = "program.py"
+
+
+class ProgramRunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`stream` false waits for the end; without it, the Accept header decides, and events are the default."""
+
+    arguments: dict[str, Any] = {}
+    seed: Seed | None = None
+    stream: bool | None = None
+
+
+class SourceRunBody(ProgramRunBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    source: str
+    filename: str = "program.py"
+
+
+class ProgramRoutes:
+    """What `loopwright deploy`, `ps`, `logs` and `cancel` talk to, and whoever runs programs over HTTP."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def deploy(self, request: Request) -> Response:
+        """POST /v1/programs"""
+        body = await read_body(request, DeployBody)
+        return json_response(await self._runs.deploy(body.name, body.source, body.filename))
+
+    async def programs(self, request: Request) -> Response:
+        """GET /v1/programs"""
+        return json_response({"programs": await self._runs.programs()})
+
+    async def start_program(self, request: Request) -> Response:
+        """POST /v1/programs/{name}/runs"""
+        body = await read_body(request, ProgramRunBody)
+        name = request.path_params["name"]
+        if name not in {program.name for program in await self._runs.programs()}:
+            raise NotFound(f"no program {name!r} is deployed", hint="GET /v1/programs lists those that are")
+        return await self._start(request, body, RunSpec(program=name, arguments=body.arguments, seed=body.seed))
+
+    async def start_source(self, request: Request) -> Response:
+        """POST /v1/runs"""
+        body = await read_body(request, SourceRunBody)
+        spec = RunSpec(source=body.source, filename=body.filename, arguments=body.arguments, seed=body.seed)
+        return await self._start(request, body, spec)
+
+    async def runs(self, request: Request) -> Response:
+        """GET /v1/runs"""
+        return json_response({"runs": await self._runs.runs()})
+
+    async def events(self, request: Request) -> Response:
+        """GET /v1/runs/{run}/events?after=SEQ"""
+        run_id = RunId(request.path_params["run"])
+        after = _read_after(request.query_params.get("after", "-1"))
+        if run_id not in {info.run for info in await self._runs.runs()}:
+            raise NotFound(f"there is no run {run_id!r}", hint="GET /v1/runs lists the runs")
+
+        async def chunks(run: LiveRun) -> AsyncGenerator[bytes]:
+            yield (
+                b": events of run %b\n\n" % run.run_id.encode()
+            )  # a comment: the client knows at once that it is heard
+            async for chunk in _event_chunks(run):
+                yield chunk
+
+        return SseResponse(followed_run(self._runs, run_id, after), chunks)
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/runs/{run}/cancel, DELETE /v1/runs/{run}"""
+        run_id = RunId(request.path_params["run"])
+        await self._runs.cancel(run_id)
+        return json_response({"run": run_id}, status=202)
+
+    async def _start(self, request: Request, body: ProgramRunBody, spec: RunSpec) -> Response:
+        is_detached = request.query_params.get("detach") == "true"
+        live_run = started_run(self._runs, spec, is_detached=is_detached)
+        is_streamed = body.stream if body.stream is not None else _accepts_events(request)
+        if is_streamed:
+            return SseResponse(live_run, _event_chunks)
+
+        async def wait() -> Response:
+            async with live_run as run:
+                return await _outcome(run)
+
+        return await unless_disconnected(request.receive, wait())
+
+
+async def _event_chunks(run: LiveRun) -> AsyncGenerator[bytes]:
+    async for batch in run.batches():
+        yield b"".join(map(sse_event, batch))
+
+
+async def _outcome(run: LiveRun) -> Response:
+    """The end of a run as one object, with the status of its error if it has one."""
+    text, finished = await read_to_end(run)
+    body = {"run": run.run_id, "code": finished.code, "text": text}
+    if finished.error is None:
+        return json_response({**body, "result": finished.result})
+    return json_response({**body, "error": finished.error}, status_of(from_info(finished.error)))
+
+
+def _accepts_events(request: Request) -> bool:
+    accept = request.headers.get("accept", "*/*")
+    return "application/json" not in accept or "text/event-stream" in accept
+
+
+def _read_after(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadRequest(f"after: {text!r} is not a number", field="after") from None
