@@ -5,6 +5,7 @@ attended to; so a wrong block, a lost copy, a broken order or a mask that moved 
 what control promises: nothing unwritten is read, and nothing in a batch depends on anything else in it.
 """
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ class FakeExecutor:
         self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail
         self.fault: Exception | None = None  # fails the next step
         self.held: list[tuple[Batch, Future[StepResult]]] | None = None  # a list: steps wait for `release`
+        self.is_holding = asyncio.Event()
         self._kv: dict[tuple[int, int], int] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # token and position of an embedding; (hidden, -1) of an output
 
@@ -65,6 +67,7 @@ class FakeExecutor:
         future: Future[StepResult] = Future()
         if self.held is not None:
             self.held.append((batch, future))
+            self.is_holding.set()
         else:
             self._finish(batch, future)
         return future
@@ -73,6 +76,7 @@ class FakeExecutor:
         """Finishes the steps that are held."""
         assert self.held is not None
         held, self.held = self.held, []
+        self.is_holding.clear()
         for batch, future in held:
             self._finish(batch, future)
 

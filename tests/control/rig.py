@@ -8,13 +8,14 @@ from loopwright.control.session import InlineSession
 from loopwright.core.calls import CreateQueue, Generate, QueueCall, Sampling
 from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits
+from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
 
 from .fake_executor import VOCAB_SIZE, FakeExecutor
 
-TOKEN_BYTES = tuple(b"" if token < 2 else bytes([95 + token]) for token in range(VOCAB_SIZE))  # 2 is "a", 3 is "b" …
+TOKEN_BYTES = tuple(b"" if token < 2 else bytes([32 + token]) for token in range(VOCAB_SIZE))
 QUEUE = QueueName(1)
 
 
@@ -127,6 +128,12 @@ class RigRun:
         result = self.result(call_id)
         assert isinstance(result, Forwarded)
         return result
+
+    def error(self, call_id: CallId) -> ErrorInfo:
+        completion = self.final(call_id)
+        assert completion is not None, f"call {call_id} is still open"
+        assert completion.error is not None, completion.result
+        return completion.error
 
     def error_type(self, call_id: CallId) -> str | None:
         """The type of the error that ended the call, if it ended with one."""

@@ -216,8 +216,7 @@ def test_a_failed_call_poisons_what_follows_in_its_queue_until_it_is_cleared() -
     assert [run.error_type(call) for call in (good, bad, behind, sync, clear, again, elsewhere)] == [
         None, "BadRequest", "Poisoned", "Poisoned", None, None, None,
     ]  # fmt: skip
-    cause = run.finals[behind].error
-    assert cause is not None
+    cause = run.error(behind)
     assert f"call {bad}" in cause.message
     assert "65" in cause.message
     assert [call for call in run.order() if call != elsewhere][-6:] == [good, bad, behind, sync, clear, again]
@@ -292,7 +291,7 @@ def test_a_failed_step_fails_its_calls_only() -> None:
     second = [run.submit(text((5, 6), grow_from=PageName(20))) for run in runs]
     rig.drain()
     assert [run.error_type(call) for run, call in zip(runs, first, strict=False)] == ["InternalError"] * 2
-    assert "the kernel crashed" in runs[0].finals[first[0]].error.message  # type: ignore[union-attr]
+    assert "the kernel crashed" in runs[0].error(first[0]).message
     assert [run.error_type(call) for run, call in zip(runs, second, strict=True)] == ["Poisoned", "Poisoned", None]
 
 
@@ -310,7 +309,7 @@ def test_reading_kv_or_an_embed_that_was_never_written_is_refused() -> None:
     ]
     rig.drain()
     assert [run.error_type(call) for call in calls] == ["BadRequest"] * 4
-    assert "pages[0] has KV for its first 2 tokens, and 4" in run.finals[calls[0]].error.message  # type: ignore[union-attr]
+    assert "pages[0] has KV for its first 2 tokens, and 4" in run.error(calls[0]).message
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,8 @@ class Controller:
     def _take_row(self, call: OpenCall, row: RowResult) -> None:
         feed = call.work
         assert isinstance(feed, Feed)
+        if call.is_over:
+            return
         if row.error is not None:
             self._fail(call, row.error)
             return
@@ -305,12 +307,9 @@ class Controller:
         self._end(call, Completion(call.call_id, error=info))
 
     def _end(self, call: OpenCall, completion: Completion) -> None:
-        ready = self._discard(call)
-        call.inbox.put(completion)
-        session = self._sessions[call.run_id]
-        if session.inbox.is_closed:
-            self._forget_if_empty(session)
-        else:
+        if not call.is_over:
+            ready = self._discard(call)
+            call.inbox.put(completion)
             self._settle(ready)
 
     def _settle(self, ready: Iterable[OpenCall]) -> None:
@@ -347,6 +346,9 @@ class Controller:
         self._changed_s = self._clock.now_s()
         for call in step.calls:
             call.is_running = False
+            if call.inbox.is_closed:  # nobody wants what came of it
+                self._discard(call)
+                self._forget_if_empty(self._sessions[call.run_id])
         return step
 
     # Waiting

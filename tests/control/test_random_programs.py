@@ -1,0 +1,269 @@
+"""Random programs of several runs, interleaved at random: every answer equals the naive loop's, and nothing leaks.
+
+A context here is what the sdk's is: page names, a KV length, a queue. Beside it stands a NaiveContext, and each call's
+answer is known when it is issued. In the roomy machine no call may fail. In the tight one calls may run out of pages,
+and those that depend on them may be poisoned; such a context is dropped and everybody else must not notice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.calls import AllocatePages, CopyPage, CreateQueue, ForwardText, FreePages, Sampling, SharePages
+from loopwright.core.ids import CallId, PageName, QueueName
+from loopwright.core.results import Completion
+
+from .fake_executor import choose
+from .reference import NaiveContext
+from .rig import Rig, RigRun, generate
+
+BLOCK_SIZE = 4
+MAX_TOKENS_OF_A_CONTEXT = 40
+EXPECTED_ERRORS = {"OutOfPages", "Poisoned"}
+
+
+@dataclass
+class Program:
+    """A run, its contexts, and what is to be checked when a call completes."""
+
+    run: RigRun
+    contexts: list["RandomContext"] = field(default_factory=list)
+    checks: dict[CallId, Callable[[Completion], None]] = field(default_factory=dict)
+    num_names: int = 0
+
+    def take_name(self, num: int = 1) -> int:
+        self.num_names += num
+        return self.num_names - num
+
+
+@dataclass(eq=False)
+class RandomContext:
+    """One context: as control has it, and as the naive loop has it."""
+
+    program: Program
+    queue: QueueName
+    sampling: Sampling
+    names: list[PageName] = field(default_factory=list)
+    naive: NaiveContext = field(default_factory=NaiveContext)
+    segment: CallId | None = None  # while one runs, what follows is not known
+    is_broken: bool = False
+
+    @property
+    def kv_len(self) -> int:
+        return len(self.naive.values)
+
+
+class RandomPrograms(RuleBasedStateMachine):
+    """Ample blocks: no call may fail."""
+
+    num_blocks = 2000
+    tolerates: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = ControlConfig(max_batch_rows=3, max_batch_tokens=7)
+        self.rig = Rig(num_blocks=self.num_blocks, config=config)
+        self.programs: list[Program] = []
+        self.num_opened = 0
+
+    def contexts(self) -> list[RandomContext]:
+        """Those that may be told to do something."""
+        return [one for program in self.programs for one in program.contexts if one.segment is None]
+
+    @precondition(lambda self: len(self.programs) < 3)
+    @rule()
+    def open_run(self) -> None:
+        self.num_opened += 1
+        self.programs.append(Program(self.rig.open(f"run {self.num_opened}", queues=())))
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data(), seed=st.integers(0, 3))
+    def new_context(self, data: st.DataObject, seed: int) -> None:
+        self._new_context(data.draw(st.sampled_from(self.programs)), Sampling(temperature=1.0, seed=seed))
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 63), min_size=1, max_size=12))
+    def extend(self, data: st.DataObject, tokens: list[int]) -> None:
+        context = data.draw(st.sampled_from(self.contexts()))
+        if context.kv_len + len(tokens) > MAX_TOKENS_OF_A_CONTEXT:
+            return
+        start, program = context.kv_len, context.program
+        positions = tuple(range(start, start + len(tokens)))
+        num_new = -(-(start + len(tokens)) // BLOCK_SIZE) - len(context.names)
+        grow_from = program.take_name(max(num_new, 0))
+        call = program.run.submit(
+            ForwardText(
+                queue=context.queue,
+                pages=tuple(context.names),
+                grow_from=PageName(grow_from),
+                kv_len=start,
+                tokens=tuple(tokens),
+                positions=positions,
+                sampling=context.sampling,
+            )
+        )
+        context.names += [PageName(grow_from + place) for place in range(num_new)]
+        hidden = context.naive.run(tokens, positions)[-1]
+        expected = (start + len(tokens), choose(hidden, context.sampling, start + len(tokens)))
+        program.checks[call] = lambda completion: self._check_forward(context, completion, expected)
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data(), token=st.integers(0, 63), max_tokens=st.integers(1, 9), stop_token=st.integers(0, 63))
+    def begin_segment(self, data: st.DataObject, token: int, max_tokens: int, stop_token: int) -> None:
+        context = data.draw(st.sampled_from(self.contexts()))
+        start, program = context.kv_len, context.program
+        if start + max_tokens > MAX_TOKENS_OF_A_CONTEXT:
+            return
+        grow_from = program.take_name(4)
+        context.segment = program.run.submit(
+            generate(
+                (token,), queue=context.queue, pages=context.names, grow_from=grow_from, kv_len=start,
+                sampling=context.sampling, max_tokens=max_tokens, stop_tokens=(stop_token,),
+            )
+        )  # fmt: skip
+        expected = context.naive.generate((token,), (start,), context.sampling, max_tokens, (stop_token,))
+        program.checks[context.segment] = lambda completion: self._check_segment(
+            context, completion, expected, start, grow_from
+        )
+
+    @precondition(lambda self: any(one.segment for program in self.programs for one in program.contexts))
+    @rule(data=st.data())
+    def interrupt(self, data: st.DataObject) -> None:
+        running = [one for program in self.programs for one in program.contexts if one.segment is not None]
+        context = data.draw(st.sampled_from(running))
+        assert context.segment is not None
+        if context.program.run.session.open_calls[context.segment].is_started:
+            context.program.run.session.interrupt(context.segment)
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.contexts()))
+        program = parent.program
+        if len(program.contexts) > 5:
+            return
+        child = self._new_context(program, parent.sampling)
+        num_full, num_tail = divmod(parent.kv_len, BLOCK_SIZE)
+        child.names = [PageName(program.take_name()) for _ in range(num_full)]
+        child.naive.values = list(parent.naive.values)
+        self._issue(
+            child, SharePages(queue=child.queue, sources=tuple(parent.names[:num_full]), targets=tuple(child.names))
+        )
+        if num_tail:
+            tail = PageName(program.take_name())
+            self._issue(child, AllocatePages(queue=child.queue, pages=(tail,)))
+            self._issue(child, CopyPage(queue=child.queue, source=parent.names[num_full], target=tail, size=num_tail))
+            child.names.append(tail)
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data())
+    def rename(self, data: st.DataObject) -> None:
+        context = data.draw(st.sampled_from(self.contexts()))
+        names = [PageName(context.program.take_name()) for _ in context.names]
+        self._issue(context, SharePages(queue=context.queue, sources=tuple(context.names), targets=tuple(names)))
+        self._issue(context, FreePages(queue=context.queue, pages=tuple(context.names)))
+        context.names = names
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        context = data.draw(st.sampled_from(self.contexts()))
+        self._issue(context, FreePages(queue=context.queue, pages=tuple(context.names)))
+        context.program.contexts.remove(context)
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data(), is_running=st.booleans())
+    def close_run(self, data: st.DataObject, is_running: bool) -> None:
+        program = data.draw(st.sampled_from(self.programs))
+        batch = self.rig.controller.schedule() if is_running else None
+        program.run.session.close()
+        self.programs.remove(program)
+        if batch is not None:
+            self.rig.controller.complete(self.rig.executor.run(batch))
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.rig.clock.advance(1)
+            self.rig.step()
+            self.rig.executor.batches.clear()
+
+    @invariant()
+    def answers_are_those_of_the_naive_loop(self) -> None:
+        self.rig.controller.check_integrity()
+        for program in self.programs:
+            program.run.order()
+            for call in [call for call in program.checks if call in program.run.finals]:
+                program.checks.pop(call)(program.run.finals[call])
+            for context in [one for one in program.contexts if one.is_broken]:
+                program.contexts.remove(context)
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            self.rig.clock.advance(1)
+            if not self.rig.step():
+                break
+        self.answers_are_those_of_the_naive_loop()
+        assert self.tolerates or not any(program.checks for program in self.programs), "calls never completed"
+        for program in self.programs:
+            program.run.session.close()
+        self.rig.assert_all_free()
+
+    def _new_context(self, program: Program, sampling: Sampling) -> RandomContext:
+        queue = QueueName(program.take_name())
+        program.run.now(CreateQueue(queue=queue))
+        program.contexts.append(RandomContext(program, queue, sampling))
+        return program.contexts[-1]
+
+    def _issue(self, context: RandomContext, call: SharePages | AllocatePages | CopyPage | FreePages) -> None:
+        program = context.program
+        program.checks[program.run.submit(call)] = lambda completion: self._is_ok(context, completion)
+
+    def _is_ok(self, context: RandomContext, completion: Completion) -> bool:
+        """Whether the call went well; if not, the context is of no more use."""
+        if completion.error is None:
+            return True
+        may_fail = completion.error.type in self.tolerates or (self.tolerates and context.is_broken)
+        assert may_fail, completion.error
+        context.is_broken, context.segment = True, None
+        return False
+
+    def _check_forward(self, context: RandomContext, completion: Completion, expected: tuple[int, int]) -> None:
+        if self._is_ok(context, completion):
+            result = completion.result
+            assert (result.kv_len, result.token) == expected
+
+    def _check_segment(
+        self, context: RandomContext, completion: Completion, expected: list[int], start: int, grow_from: int
+    ) -> None:
+        context.segment = None
+        if not self._is_ok(context, completion):
+            return
+        segment = completion.result
+        if segment.reason == "interrupted":
+            expected = expected[: len(segment.tokens)]
+        assert list(segment.tokens) == expected
+        assert segment.kv_len == start + len(expected)
+        assert segment.num_pages == max(len(context.names), -(-segment.kv_len // BLOCK_SIZE))
+        context.names += [PageName(grow_from + place) for place in range(segment.num_pages - len(context.names))]
+        del context.naive.values[segment.kv_len :]
+
+
+class TightRandomPrograms(RandomPrograms):
+    """So few blocks that calls wait, and some fail."""
+
+    num_blocks = 12
+    tolerates = frozenset(EXPECTED_ERRORS)
+
+
+SETTINGS = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+TestRandomPrograms = RandomPrograms.TestCase
+TestRandomPrograms.settings = SETTINGS
+TestTightRandomPrograms = TightRandomPrograms.TestCase
+TestTightRandomPrograms.settings = SETTINGS
