@@ -7,7 +7,7 @@ import openai
 import pytest
 from eventually import eventually
 from fake_runs import FakeRun, FakeRuns
-from live_server import live_server
+from live_server import Live, live_server
 
 from loopwright.core.errors import (
     ContextTooLong,
@@ -181,16 +181,19 @@ async def test_an_error_after_the_first_text_ends_the_stream_as_an_error() -> No
         run.text("a")
         run.fail(InternalError("the model worker died"))
 
+    got: list[str] = []
+
+    async def read(live: Live) -> None:
+        async for chunk in await live.openai.chat.completions.create(model="tiny", messages=HI, stream=True):
+            got.append(chunk.choices[0].delta.content or "")
+
     async with live_server(FakeRuns(script)) as live:
-        stream = await live.openai.chat.completions.create(model="tiny", messages=HI, stream=True)
-        got = ""
         with pytest.raises(openai.APIError, match="the model worker died"):
-            async for chunk in stream:
-                got += chunk.choices[0].delta.content or ""
-        assert got == "a"
+            await read(live)
         body = {"model": "tiny", "messages": HI, "stream": True}
         answer = await live.http.post("/v1/chat/completions", json=body)
-        assert "[DONE]" not in answer.text
+    assert "".join(got) == "a"
+    assert "[DONE]" not in answer.text
 
 
 async def test_a_full_server_says_when_to_come_back() -> None:

@@ -74,11 +74,16 @@ class FakeRuns:
         self.deployed: dict[str, ProgramInfo] = {}
         self.refuse_start: LoopwrightError | None = None
         self.hold_start: asyncio.Event | None = None  # while set to an unset event, admission waits
+        self.num_waiting = 0
         self._prefix = prefix
 
     @property
     def started(self) -> list[FakeRun]:
         return list(self.by_id.values())
+
+    @property
+    def num_reading(self) -> int:
+        return sum(run.num_readers for run in self.started)
 
     def add_program(self, name: str, *parameters: Parameter) -> None:
         self.deployed[name] = ProgramInfo(name, "", parameters, "0" * 64)
@@ -95,7 +100,11 @@ class FakeRuns:
 
     async def start(self, spec: RunSpec) -> RunId:
         if self.hold_start is not None:
-            await self.hold_start.wait()
+            self.num_waiting += 1
+            try:
+                await self.hold_start.wait()
+            finally:
+                self.num_waiting -= 1
         if self.refuse_start is not None:
             raise self.refuse_start
         run = FakeRun(RunId(f"{self._prefix}-{len(self.by_id)}"), spec)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from loopwright.core.errors import BadRequest, LoopwrightError, Unavailable
+from loopwright.core.errors import BadRequest, Unavailable
 
 GRACE_S = 5  # how long requests under way may go on after the word to stop
 BACKLOG = 2048
+MAX_PORT = 65535
 
 
 async def serve(app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None) -> None:
@@ -48,24 +49,24 @@ async def serve(app: ASGIApp, host: str, port: int, ready: Callable[[int], None]
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises Unavailable or BadRequest in one line that says what to do."""
+    if not 0 <= port <= MAX_PORT:
+        raise BadRequest(f"the port {port} does not exist", hint=f"choose one from 0 to {MAX_PORT}", field="port")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BadRequest(f"cannot listen on {host}:{port}: {error}", hint="use an address of this machine") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise _cannot_listen(host, port, error) from error
     return listener
 
 
-def _cannot_listen(host: str, port: int, error: OSError | OverflowError) -> LoopwrightError:
-    if isinstance(error, OverflowError):
-        return BadRequest(f"the port {port} does not exist", hint="choose one from 0 to 65535", field="port")
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
     if error.errno == errno.EADDRINUSE:
         return Unavailable(f"port {port} of {host} is in use", hint="stop what uses it, or choose another with --port")
     return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another with --host or --port")

@@ -1,0 +1,217 @@
+"""Whatever a client sends: a 4xx in OpenAI's form that names the field, never a 500, and the server goes on."""
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from fake_runs import FakeRuns
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from live_server import live_server
+from openai.types.chat import completion_create_params
+
+from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError, error_types
+from loopwright.server.body import MAX_BODY_BYTES, parse_body
+from loopwright.server.chat_request import HONOURED_VALUES, ChatBody, read_chat
+from loopwright.server.errors import status_of
+
+pytestmark = [pytest.mark.timeout(60)]
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def refusal(**fields: Any) -> BadRequest:
+    body = {"model": "tiny", "messages": HI, **fields}
+    with pytest.raises(BadRequest) as caught:
+        read_chat(parse_body(json.dumps(body).encode(), ChatBody))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model": 3}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "pope", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [*HI, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"store": True}, "store"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include": True}}, "stream_options.include"),
+        ({"temprature": 1}, "temprature"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    error = refusal(**fields)
+    assert error.field == named
+    assert named.partition("[")[0] in error.message
+
+
+def test_null_is_the_same_as_absent() -> None:
+    optional = set(ChatBody.__struct_fields__) - {"model", "messages"}
+    body = {"model": "tiny", "messages": HI, **dict.fromkeys(optional)}
+    bare = {"model": "tiny", "messages": HI}
+    assert read_chat(msgspec.convert(body, ChatBody)) == read_chat(msgspec.convert(bare, ChatBody))
+
+
+def test_every_parameter_that_openai_documents_is_known() -> None:
+    documented = set(completion_create_params.CompletionCreateParamsStreaming.__annotations__)
+    documented |= set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+    assert documented <= set(ChatBody.__struct_fields__)
+    assert set(HONOURED_VALUES) <= set(ChatBody.__struct_fields__)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(ChatBody.__struct_fields__), json_values, max_size=4))
+def test_any_json_is_a_chat_or_a_bad_request(fields: dict[str, Any]) -> None:
+    payload = json.dumps({"model": "tiny", "messages": HI, **fields}).encode()
+    with contextlib.suppress(BadRequest):
+        read_chat(parse_body(payload, ChatBody))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=50))
+def test_any_bytes_are_a_chat_or_a_bad_request(payload: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_body(payload, ChatBody)
+
+
+def test_every_error_has_a_status_and_only_faults_of_ours_have_500() -> None:
+    statuses = {kind.__name__: status_of(kind("x")) for kind in error_types() if kind.__module__.startswith("loopw")}
+    assert {name for name, status in statuses.items() if status == 500} == {"LoopwrightError", "InternalError"}
+    assert all(400 <= status < 600 for status in statuses.values())
+
+
+MALFORMED = [
+    (b"", "application/json", 400),
+    (b"{", "application/json", 400),
+    (b"[]", "application/json", 400),
+    (b"3", "application/json; charset=utf-8", 400),
+    (b'"\xff"', "application/json", 400),
+    (b'{"model": "\\ud800"}', "application/json", 400),
+    (b'{"model": 1e999}', "application/json", 400),
+    (b"[" * 200_000, "application/json", 400),
+    (b'{"a":' * 200_000, "application/json", 400),
+    (b'{"model": "tiny"}', "application/json", 400),
+    (b'{"model": "tiny"}', "text/plain", 415),
+    (b"a=b", "application/x-www-form-urlencoded", 415),
+    (b" " * (MAX_BODY_BYTES + 1), "application/json", 413),
+]
+
+
+@pytest.mark.anyio
+async def test_malformed_bodies_are_4xx_on_every_route_and_the_server_goes_on() -> None:
+    fake = FakeRuns()
+    fake.add_program("agent")
+    routes = ["/v1/chat/completions", "/v1/programs", "/v1/programs/agent/runs", "/v1/runs"]
+    async with live_server(fake) as live:
+        for route in routes:
+            for payload, media_type, status in MALFORMED:
+                answer = await live.http.post(route, content=payload, headers={"content-type": media_type})
+                assert answer.status_code == status, (route, payload[:20])
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert "Traceback" not in answer.text
+        assert (await live.http.get("/health")).json() == {"status": "ok"}
+    assert fake.started == []
+
+
+@pytest.mark.anyio
+async def test_unknown_routes_and_methods_are_errors_in_openai_s_form() -> None:
+    async with live_server(FakeRuns()) as live:
+        for method, path, status in [
+            ("GET", "/", 404),
+            ("GET", "/v1/none", 404),
+            ("GET", "/v1/chat/completions", 405),
+            ("PUT", "/v1/programs", 405),
+            ("GET", "/docs", 404),
+            ("GET", "/openapi.json", 404),
+        ]:
+            answer = await live.http.request(method, path)
+            assert answer.status_code == status
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.anyio
+async def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    async with live_server(FakeRuns()) as live:
+        body = {"model": "tiny", "messages": HI, "logit_bias": {"256": 1}}
+        answer = await live.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
+
+
+@pytest.mark.anyio
+async def test_only_loopback_names_are_answered_on_loopback() -> None:
+    async with live_server(FakeRuns()) as live:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "", "localhost.evil"):
+            answer = await live.http.get("/health", headers={"host": host})
+            assert answer.status_code == 403, host
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8000"):
+            assert (await live.http.get("/health", headers={"host": host})).status_code == 200, host
+
+
+class BrokenRuns(FakeRuns):
+    async def runs(self) -> Any:
+        raise ZeroDivisionError("our own secret")
+
+
+@pytest.mark.anyio
+async def test_a_fault_of_ours_is_a_500_that_tells_no_secrets() -> None:
+    async with live_server(BrokenRuns()) as live:
+        answer = await live.http.get("/v1/runs")
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert (await live.http.get("/health")).status_code == 200
+
+
+def test_an_error_keeps_its_type_over_the_wire() -> None:
+    for kind in error_types(LoopwrightError):
+        info = kind("m", hint="h", field="f").info()
+        assert msgspec.json.decode(msgspec.json.encode(info), type=ErrorInfo) == info
