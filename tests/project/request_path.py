@@ -2,13 +2,14 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from repository import ROOT, read
 
 DOCUMENT = "docs/request-path.md"
 FILE = re.compile(r"`([\w/]+\.py)`")
-NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
+NAME = re.compile(r"`(?![\w/]+\.py`)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 
 
 def named_by_file() -> dict[str, list[str]]:
@@ -22,6 +23,12 @@ def named_by_file() -> dict[str, list[str]]:
     return named
 
 
+def named_files() -> list[str]:
+    """Every file that the document names, in titles and texts."""
+    return FILE.findall(read(DOCUMENT))
+
+
+@cache
 def defined_names(file: str) -> set[str]:
     """Functions, classes, methods (`Class.method` and `method`), constants and fields of a source file."""
     names: set[str] = set()
@@ -37,6 +44,7 @@ def defined_names(file: str) -> set[str]:
     return names
 
 
+@cache
 def all_defined_names() -> set[str]:
     """The names of every source file."""
     root = ROOT / "src/loopwright"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -11,13 +12,12 @@ from loopwright.bench.rows import Row
 
 
 def render(title: str, command_line: str, machine: Machine, rows: Sequence[Row]) -> Group:
-    """A table of one suite. The peer's columns are there only if a row has a peer."""
+    """A table of one suite; a metric's name ends in its unit. The peer's columns are there only if a row has a peer."""
     has_peer = any(row.peer for row in rows)
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)  # 80 columns have to do, with a peer too
     for name in ("case", "metric"):
         table.add_column(name, no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("unit", no_wrap=True)
     if has_peer:
         table.add_column("peer", no_wrap=True)
         table.add_column("its value", justify="right", no_wrap=True)
@@ -28,7 +28,7 @@ def render(title: str, command_line: str, machine: Machine, rows: Sequence[Row])
 
 
 def _cells(row: Row, *, has_peer: bool) -> list[str]:
-    cells = [row.case, row.metric, _number(row.value), row.unit]
+    cells = [row.case, row.metric, _number(row.value)]
     if has_peer:
         cells += [row.peer or "", _number(row.peer_value), _number(row.ratio)]
     return cells
