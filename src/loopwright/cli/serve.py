@@ -11,7 +11,7 @@ from loopwright.cli.progress import progress_bars
 from loopwright.compose.config import Config, EngineConfig, RuntimeConfig, ServerConfig, default_num_workers
 from loopwright.compose.system import open_system
 from loopwright.server.app import create_app
-from loopwright.server.http import serve
+from loopwright.server.http import listen, serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         runtime=RuntimeConfig(programs_dir=programs_dir),
         server=ServerConfig(host=arguments.host, port=arguments.port),
     )
+    listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     asyncio.run(_serve(config))
     return 0
 
@@ -48,7 +49,7 @@ async def _serve(config: Config) -> None:
             name = system.runs.models()[0].name
             sys.stderr.write(f"loopwright: {name} at http://{config.server.host}:{port}/v1 (interrupt to stop)\n")
 
-        await serve(create_app(system.runs), config.server.host, config.server.port, ready)
+        await serve(create_app(system.runs, host=config.server.host), config.server.host, config.server.port, ready)
 
 
 def _num_workers(processes: str) -> int:

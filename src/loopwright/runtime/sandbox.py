@@ -28,7 +28,7 @@ class Guest(Protocol):
         ...
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called, on the loop's thread, when events have come; soon also if some are there now."""
+        """`wake` is called, on the loop's thread, when events have come: also inside `submit`, and if some are there."""
         ...
 
 

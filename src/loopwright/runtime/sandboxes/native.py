@@ -45,7 +45,9 @@ class NativeSandbox:
     ) -> str:
         port = Port(guest.submit, guest.log)
         self._ports.add(port)
-        guest.set_waker(lambda: port.deliver(guest.take_events()))
+        loop = asyncio.get_running_loop()
+        # Not at once: the guest may wake us inside `submit`, when the port does not know the handle yet.
+        guest.set_waker(lambda: loop.call_soon(lambda: port.deliver(guest.take_events())))
         # A task of its own: the program's context variables are not the caller's.
         program = asyncio.create_task(_program(port, load, filename, arguments, limits))
         try:

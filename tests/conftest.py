@@ -1,0 +1,16 @@
+"""What every test may ask for: the default model's file and its engine, loaded once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from loopwright.weights import store
+from system_rig import SmolLM2
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[SmolLM2]:
+    """The real default model, fetched on first use and loaded once."""
+    model = SmolLM2.load(store.resolve("default", store.no_progress))
+    yield model
+    model.close()

@@ -1,0 +1,563 @@
+"""Context over the real engine and the byte model: whatever a program does, tokens equal the one-request loop's."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from loopwright.core.calls import Sampling
+from system_rig import System, byte_oracle, byte_system, in_loop
+
+PROMPT = "The quick brown fox jumps over"
+SANDBOXES = ["native", pytest.param("wasm", marks=pytest.mark.wasm)]
+
+
+def ids_of(text: str) -> list[int]:
+    return [256, *text.encode()]  # the byte model starts every context with its BOS
+
+
+def expected(prompt: list[int], num_tokens: int, **sampling: object) -> list[int]:
+    return list(byte_oracle().generate(prompt, Sampling(**sampling), num_tokens, ()).tokens)  # type: ignore[arg-type]
+
+
+async def result_of(system: System, body: str, sandbox: str = "native", **arguments: object) -> object:
+    lines = "\n".join("    " + line for line in body.strip().splitlines())
+    parameters = ", ".join(f"{name}=None" for name in arguments)
+    source = f"import asyncio\nfrom loopwright import *\nasync def main({parameters}):\n{lines}\n"
+    return (await system.run(source, sandbox, **arguments)).result
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_generate_equals_the_oracle_greedy_and_seeded(sandbox: str) -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+greedy = await ctx.generate(max_tokens=40, ignore_eos=True)
+other = Context(seed=5)
+other.append(prompt)
+drawn = await other.generate(max_tokens=40, temperature=0.9, top_p=0.9, ignore_eos=True)
+return [greedy.tokens, drawn.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            greedy, drawn = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            assert greedy == expected(ids_of(PROMPT), 40)
+            assert drawn == expected(ids_of(PROMPT), 40, temperature=0.9, top_p=0.9, seed=5)
+
+    in_loop(scenario)
+
+
+def test_a_context_that_goes_on_after_a_stop_string_holds_exactly_the_text_before_it() -> None:
+    full = bytes(token for token in expected(ids_of(PROMPT), 60) if token < 256)
+    stop = full[10:12].decode("latin-1")
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            body = """
+ctx = Context()
+ctx.append(prompt)
+turn = await ctx.generate(max_tokens=60, stop=stop, ignore_eos=True)
+ctx.append(" and then")
+after = await ctx.generate(max_tokens=20, ignore_eos=True)
+return [turn.reason, turn.text, ctx.tokens, after.tokens]
+"""
+            reason, text, tokens, after = await result_of(system, body, prompt=PROMPT, stop=stop)  # type: ignore[misc]
+            kept = tokens[: len(tokens) - 20]
+            assert kept == [*ids_of(PROMPT), *text.encode(), *b" and then"] or "\ufffd" in text
+            assert after == expected(kept, 20)
+            assert reason in ("stop", "length")
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_a_stream_joins_to_the_turn_and_leaving_it_early_keeps_the_context_whole(sandbox: str) -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+stream = ctx.stream(max_tokens=30, ignore_eos=True)
+chunks = [chunk async for chunk in stream]
+joined = "".join(chunk.text for chunk in chunks)
+count = 0
+async for chunk in ctx.stream(max_tokens=1000, ignore_eos=True):
+    count += len(chunk.tokens)
+    if count >= 5:
+        break
+last = await ctx.generate(max_tokens=8, ignore_eos=True)
+return [joined == stream.turn.text, sum(len(c.tokens) for c in chunks), ctx.tokens, last.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            same, count, tokens, last = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            assert same
+            assert count == 30
+            prompt = ids_of(PROMPT)
+            assert 30 + 5 + 8 <= len(tokens) - len(prompt) < 30 + 1000
+            assert tokens == [*prompt, *expected(prompt, len(tokens) - len(prompt))]
+            assert last == tokens[-8:]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_forks_go_their_own_way_and_equal_runs_of_their_own(sandbox: str) -> None:
+    body = """
+trunk = Context()
+trunk.append(prompt)
+forks = [await trunk.fork() for _ in range(4)]
+for number, fork in enumerate(forks):
+    fork.append(f" way {number}")
+turns = await asyncio.gather(*(fork.generate(max_tokens=20, ignore_eos=True) for fork in forks))
+deep = await forks[0].fork()
+deep_turn = await deep.generate(max_tokens=20, ignore_eos=True)
+trunk_turn = await trunk.generate(max_tokens=20, ignore_eos=True)
+return [[turn.tokens for turn in turns], deep_turn.tokens, trunk_turn.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            forks, deep, trunk = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            for number, tokens in enumerate(forks):
+                assert tokens == expected([*ids_of(PROMPT), *f" way {number}".encode()], 20)
+            assert deep == expected([*ids_of(PROMPT), *b" way 0", *forks[0]], 20)
+            assert trunk == expected(ids_of(PROMPT), 20)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33])
+def test_a_fork_at_any_place_of_a_page_leaves_both_sides_right(length: int) -> None:
+    body = """
+trunk = Context()
+trunk.append(ids)
+await trunk.flush()
+dist = await trunk.next_dist(k=4)
+fork = await trunk.fork()
+again = await fork.next_dist(k=4)
+a = await trunk.generate(max_tokens=20, ignore_eos=True)
+b = await fork.generate(max_tokens=20, ignore_eos=True)
+return [list(dist.ids) == list(again.ids), a.tokens, b.tokens]
+"""
+
+    async def scenario() -> None:
+        ids = [256, *range(1, length)]
+        async with byte_system() as system:
+            same, trunk, fork = await result_of(system, body, ids=ids)  # type: ignore[misc]
+            assert same
+            assert trunk == fork == expected(ids, 20)
+
+    in_loop(scenario)
+
+
+def test_next_dist_is_exact_and_a_loop_of_it_equals_generate() -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+first = await ctx.next_dist(k=5, must_include=[0, 7])
+whole = await ctx.next_dist(k=260)
+chosen = []
+for _ in range(12):
+    dist = await ctx.next_dist(k=1)
+    ctx.accept(dist.ids[0])
+    chosen.append(dist.ids[0])
+return [list(first), [first.covered, first.tail_mass, first.truncated], sum(whole.probabilities().values()), chosen]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            pairs, facts, total, chosen = await result_of(system, body, prompt=PROMPT)  # type: ignore[misc]
+            logits = np.asarray(byte_oracle().logits(ids_of(PROMPT))[-1], dtype=np.float64)
+            logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            for token, logprob in pairs:
+                assert logprob == pytest.approx(logprobs[token], abs=1e-5)
+            assert [token for token, _ in pairs][:5] == list(np.argsort(-logprobs, kind="stable")[:5])
+            assert {0, 7} <= {token for token, _ in pairs}
+            covered = sum(math.exp(logprobs[token]) for token, _ in pairs)
+            assert facts == [pytest.approx(covered, abs=1e-5), pytest.approx(1 - covered, abs=1e-5), True]
+            assert total == pytest.approx(1)
+            assert chosen == expected(ids_of(PROMPT), 12)
+
+    in_loop(scenario)
+
+
+def test_renormalising_beyond_the_bound_is_an_error_and_never_silent() -> None:
+    body = """
+ctx = Context()
+ctx.append("a")
+dist = await ctx.next_dist(k=2)
+try:
+    dist.probabilities(max_tv=1e-6)
+except BoundaryHit as error:
+    return [str(error), sum(dist.probabilities(max_tv=1.0).values())]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            message, total = await result_of(system, body)  # type: ignore[misc]
+            assert "max_tv is 1e-06" in message
+            assert total == pytest.approx(1)
+
+    in_loop(scenario)
+
+
+def test_choose_takes_the_most_likely_way_at_each_parting_and_continues_from_it() -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+picked = await ctx.choose([" north", " south", " somewhere"])
+turn = await ctx.generate(max_tokens=10, ignore_eos=True)
+return [picked, ctx.tokens, turn.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            picked, tokens, after = await result_of(system, body, prompt=PROMPT)  # type: ignore[misc]
+            prompt = [*ids_of(PROMPT), *b" "]
+            (first,) = expected(prompt, 1, allowed=(ord("n"), ord("s")))
+            assert picked[1] == chr(first)
+            assert tokens[: -len(after)] == [*ids_of(PROMPT), *picked.encode()]
+            assert after == expected([*ids_of(PROMPT), *picked.encode()], 10)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_a_context_survives_a_cancelled_generate(sandbox: str) -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+try:
+    async with asyncio.timeout(0.05):
+        await ctx.generate(max_tokens=3000, ignore_eos=True)
+except TimeoutError:
+    pass
+after = await ctx.generate(max_tokens=5, ignore_eos=True)
+return [ctx.tokens, after.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            tokens, after = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            assert tokens[-5:] == after
+            prompt = ids_of(PROMPT)
+            assert tokens == [*prompt, *expected(prompt, len(tokens) - len(prompt))]
+
+    in_loop(scenario)
+
+
+def test_chat_roles_make_the_same_tokens_in_any_portions() -> None:
+    body = """
+ctx = Context()
+ctx.system("Be brief.")
+ctx.user("Hi")
+if flushes:
+    await ctx.flush()
+first = await ctx.generate(max_tokens=6, ignore_eos=True)
+ctx.user("More")
+if flushes:
+    await ctx.flush()
+second = await ctx.generate(max_tokens=6, ignore_eos=True)
+return [first.tokens, second.tokens, ctx.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            at_once = await result_of(system, body, flushes=False)
+            in_portions = await result_of(system, body, flushes=True)
+            assert at_once == in_portions
+            first, second, tokens = at_once  # type: ignore[misc]
+            opening = [256, 258, *b"system\nBe brief.", 259, 10, 258, *b"user\nHi", 259, 10, 258, *b"assistant\n"]
+            middle = [259, 10, 258, *b"user\nMore", 259, 10, 258, *b"assistant\n"]
+            assert tokens == [*opening, *first, *middle, *second]
+            assert first == expected(opening, 6)
+            assert second == expected([*opening, *first, *middle], 6)
+
+    in_loop(scenario)
+
+
+def test_misuse_of_a_context_is_an_error_that_says_what_to_do() -> None:
+    body = """
+ctx = Context()
+errors = []
+try:
+    await ctx.generate()
+except LoopwrightError as error:
+    errors.append(str(error))
+ctx.append("abc")
+task = asyncio.create_task(ctx.generate(max_tokens=50, ignore_eos=True))
+await asyncio.sleep(0)
+try:
+    await ctx.flush()
+except LoopwrightError as error:
+    errors.append(str(error))
+await task
+try:
+    await ctx.generate(temprature=1)
+except TypeError as error:
+    errors.append(str(error))
+try:
+    await ctx.generate(temperature=-1)
+except BadRequest as error:
+    errors.append(str(error))
+turn = await ctx.generate(max_tokens=3, ignore_eos=True)
+ctx.close()
+try:
+    await ctx.flush()
+except LoopwrightError as error:
+    errors.append(str(error))
+return [errors, len(turn.tokens)]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            errors, count = await result_of(system, body)  # type: ignore[misc]
+            for word, text in zip(("empty", "busy", "temprature", "temperature", "closed"), errors, strict=True):
+                assert word in text
+            assert count == 30
+            prompt = ids_of(PROMPT)
+            assert 30 + 5 + 8 <= len(tokens) - len(prompt) < 30 + 1000
+            assert tokens == [*prompt, *expected(prompt, len(tokens) - len(prompt))]
+            assert last == tokens[-8:]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_forks_go_their_own_way_and_equal_runs_of_their_own(sandbox: str) -> None:
+    body = """
+trunk = Context()
+trunk.append(prompt)
+forks = [await trunk.fork() for _ in range(4)]
+for number, fork in enumerate(forks):
+    fork.append(f" way {number}")
+turns = await asyncio.gather(*(fork.generate(max_tokens=20, ignore_eos=True) for fork in forks))
+deep = await forks[0].fork()
+deep_turn = await deep.generate(max_tokens=20, ignore_eos=True)
+trunk_turn = await trunk.generate(max_tokens=20, ignore_eos=True)
+return [[turn.tokens for turn in turns], deep_turn.tokens, trunk_turn.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            forks, deep, trunk = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            for number, tokens in enumerate(forks):
+                assert tokens == expected([*ids_of(PROMPT), *f" way {number}".encode()], 20)
+            assert deep == expected([*ids_of(PROMPT), *b" way 0", *forks[0]], 20)
+            assert trunk == expected(ids_of(PROMPT), 20)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33])
+def test_a_fork_at_any_place_of_a_page_leaves_both_sides_right(length: int) -> None:
+    body = """
+trunk = Context()
+trunk.append(ids)
+await trunk.flush()
+dist = await trunk.next_dist(k=4)
+fork = await trunk.fork()
+again = await fork.next_dist(k=4)
+a = await trunk.generate(max_tokens=20, ignore_eos=True)
+b = await fork.generate(max_tokens=20, ignore_eos=True)
+return [list(dist.ids) == list(again.ids), a.tokens, b.tokens]
+"""
+
+    async def scenario() -> None:
+        ids = [256, *range(1, length)]
+        async with byte_system() as system:
+            same, trunk, fork = await result_of(system, body, ids=ids)  # type: ignore[misc]
+            assert same
+            assert trunk == fork == expected(ids, 20)
+
+    in_loop(scenario)
+
+
+def test_next_dist_is_exact_and_a_loop_of_it_equals_generate() -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+first = await ctx.next_dist(k=5, must_include=[0, 7])
+whole = await ctx.next_dist(k=260)
+chosen = []
+for _ in range(12):
+    dist = await ctx.next_dist(k=1)
+    ctx.accept(dist.ids[0])
+    chosen.append(dist.ids[0])
+return [list(first), [first.covered, first.tail_mass, first.truncated], sum(whole.probabilities().values()), chosen]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            pairs, facts, total, chosen = await result_of(system, body, prompt=PROMPT)  # type: ignore[misc]
+            logits = np.asarray(byte_oracle().logits(ids_of(PROMPT))[-1], dtype=np.float64)
+            logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            for token, logprob in pairs:
+                assert logprob == pytest.approx(logprobs[token], abs=1e-5)
+            assert [token for token, _ in pairs][:5] == list(np.argsort(-logprobs, kind="stable")[:5])
+            assert {0, 7} <= {token for token, _ in pairs}
+            covered = sum(math.exp(logprobs[token]) for token, _ in pairs)
+            assert facts == [pytest.approx(covered, abs=1e-5), pytest.approx(1 - covered, abs=1e-5), True]
+            assert total == pytest.approx(1)
+            assert chosen == expected(ids_of(PROMPT), 12)
+
+    in_loop(scenario)
+
+
+def test_renormalising_beyond_the_bound_is_an_error_and_never_silent() -> None:
+    body = """
+ctx = Context()
+ctx.append("a")
+dist = await ctx.next_dist(k=2)
+try:
+    dist.probabilities(max_tv=1e-6)
+except BoundaryHit as error:
+    return [str(error), sum(dist.probabilities(max_tv=1.0).values())]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            message, total = await result_of(system, body)  # type: ignore[misc]
+            assert "max_tv is 1e-06" in message
+            assert total == pytest.approx(1)
+
+    in_loop(scenario)
+
+
+def test_choose_takes_the_most_likely_way_at_each_parting_and_continues_from_it() -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+picked = await ctx.choose([" north", " south", " somewhere"])
+turn = await ctx.generate(max_tokens=10, ignore_eos=True)
+return [picked, ctx.tokens, turn.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            picked, tokens, after = await result_of(system, body, prompt=PROMPT)  # type: ignore[misc]
+            prompt = [*ids_of(PROMPT), *b" "]
+            (first,) = expected(prompt, 1, allowed=(ord("n"), ord("s")))
+            assert picked[1] == chr(first)
+            assert tokens[: -len(after)] == [*ids_of(PROMPT), *picked.encode()]
+            assert after == expected([*ids_of(PROMPT), *picked.encode()], 10)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_a_context_survives_a_cancelled_generate(sandbox: str) -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+try:
+    async with asyncio.timeout(0.05):
+        await ctx.generate(max_tokens=3000, ignore_eos=True)
+except TimeoutError:
+    pass
+after = await ctx.generate(max_tokens=5, ignore_eos=True)
+return [ctx.tokens, after.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            tokens, after = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
+            assert tokens[-5:] == after
+            prompt = ids_of(PROMPT)
+            assert tokens == [*prompt, *expected(prompt, len(tokens) - len(prompt))]
+
+    in_loop(scenario)
+
+
+def test_chat_roles_make_the_same_tokens_in_any_portions() -> None:
+    body = """
+ctx = Context()
+ctx.system("Be brief.")
+ctx.user("Hi")
+if flushes:
+    await ctx.flush()
+first = await ctx.generate(max_tokens=6, ignore_eos=True)
+ctx.user("More")
+if flushes:
+    await ctx.flush()
+second = await ctx.generate(max_tokens=6, ignore_eos=True)
+return [first.tokens, second.tokens, ctx.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            at_once = await result_of(system, body, flushes=False)
+            in_portions = await result_of(system, body, flushes=True)
+            assert at_once == in_portions
+            first, second, tokens = at_once  # type: ignore[misc]
+            opening = [256, 258, *b"system\nBe brief.", 259, 10, 258, *b"user\nHi", 259, 10, 258, *b"assistant\n"]
+            middle = [259, 10, 258, *b"user\nMore", 259, 10, 258, *b"assistant\n"]
+            assert tokens == [*opening, *first, *middle, *second]
+            assert first == expected(opening, 6)
+            assert second == expected([*opening, *first, *middle], 6)
+
+    in_loop(scenario)
+
+
+def test_misuse_of_a_context_is_an_error_that_says_what_to_do() -> None:
+    body = """
+ctx = Context()
+errors = []
+try:
+    await ctx.generate()
+except LoopwrightError as error:
+    errors.append(str(error))
+ctx.append("abc")
+task = asyncio.create_task(ctx.generate(max_tokens=50, ignore_eos=True))
+await asyncio.sleep(0)
+try:
+    await ctx.flush()
+except LoopwrightError as error:
+    errors.append(str(error))
+await task
+try:
+    await ctx.generate(temprature=1)
+except TypeError as error:
+    errors.append(str(error))
+try:
+    await ctx.generate(temperature=-1)
+except BadRequest as error:
+    errors.append(str(error))
+turn = await ctx.generate(max_tokens=3, ignore_eos=True)
+ctx.close()
+try:
+    await ctx.flush()
+except LoopwrightError as error:
+    errors.append(str(error))
+return [errors, len(turn.tokens)]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            errors, count = await result_of(system, body)  # type: ignore[misc]
+            assert [
+                word in text for word, text in zip(("empty", "busy", "temprature", "temperature", "closed"), errors)
+            ] == [True] * 5, errors
+            assert count == 3
+
+    in_loop(scenario)
+
+
+def test_contexts_of_many_runs_at_once_equal_their_solo_runs() -> None:
+    body = """
+ctx = Context(seed=number)
+ctx.append(f"{number} bottles of")
+turn = await ctx.generate(max_tokens=30, temperature=float(number % 2), ignore_eos=True)
+return turn.tokens
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            together = await asyncio.gather(*(result_of(system, body, number=number) for number in range(12)))
+            for number, tokens in enumerate(together):
+                prompt = ids_of(f"{number} bottles of")
+                assert tokens == expected(prompt, 30, temperature=float(number % 2), seed=number)
+
+    in_loop(scenario)

@@ -1,0 +1,227 @@
+"""Whole systems for tests: real control, real sandboxes, and an engine of the test's choice.
+
+Every system asks all its pools at its end whether anything leaked.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loopwright.compose.config import RuntimeConfig
+from loopwright.compose.model_parts import TRAITS, load_tokenizer, model_text
+from loopwright.compose.system import close_sandboxes, make_launcher, open_sandboxes
+from loopwright.control.controller import Controller
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.clock import SystemClock
+from loopwright.core.events import Event, Finished, Text
+from loopwright.core.executor import Executor
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import RunSpec
+from loopwright.engine.byte_model import byte_model
+from loopwright.engine.executor import TorchExecutor
+from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.loader import load_model
+from loopwright.engine.oracle import Oracle
+from loopwright.runtime.host import ModelText
+from loopwright.runtime.launcher import Launcher
+from loopwright.text.load_tokenizer import byte_tokenizer
+from loopwright.text.tokenizer import Tokenizer
+from loopwright.weights.store import ModelFiles, no_progress
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def final(self) -> Finished:
+        final = self.events[-1]
+        assert isinstance(final, Finished)
+        return final
+
+    @property
+    def result(self) -> Any:
+        """What the program returned; fails when the run did not end well."""
+        assert self.final.code == "ok", self.final.error
+        return self.final.result
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+
+@dataclass(frozen=True)
+class System:
+    """A running system."""
+
+    launcher: Launcher
+    controller: Controller
+    text: ModelText
+
+    async def start(self, source: str, sandbox: str = "native", seed: int = 0, **arguments: Any) -> "RunningRun":
+        """Starts a program given by its source."""
+        spec = RunSpec(source=source, arguments=arguments, sandbox=sandbox, seed=seed)  # type: ignore[arg-type]
+        return RunningRun(self.launcher, await self.launcher.start(spec))
+
+    async def run(self, source: str, sandbox: str = "native", seed: int = 0, **arguments: Any) -> Outcome:
+        """Runs a program to its end."""
+        return await (await self.start(source, sandbox, seed, **arguments)).outcome()
+
+    async def chat(self, content: str, **arguments: Any) -> Outcome:
+        """Runs the built-in chat program, as an OpenAI request would."""
+        arguments = {"messages": [{"role": "user", "content": content}], "temperature": 0.0, **arguments}
+        run_id = await self.launcher.start(RunSpec(program="chat", arguments=arguments, sandbox="native"))
+        return await RunningRun(self.launcher, run_id).outcome()
+
+
+@dataclass(frozen=True)
+class RunningRun:
+    """A run that was started."""
+
+    launcher: Launcher
+    run_id: Any
+
+    async def outcome(self) -> Outcome:
+        events = tuple([event async for event in self.launcher.events(self.run_id)])
+        seqs = [event.seq for event in events]
+        assert seqs == list(range(len(events)))
+        assert sum(isinstance(event, Finished) for event in events) == 1
+        return Outcome(events)
+
+
+@asynccontextmanager
+async def system_over(
+    executor: Executor,
+    text: ModelText,
+    *,
+    runtime: RuntimeConfig | None = None,
+    control: ControlConfig | None = None,
+) -> AsyncIterator[System]:
+    """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
+    runtime = runtime or RuntimeConfig(allows_native=True)
+    controller = Controller(executor, text.tokenizer.token_bytes, text.info, SystemClock(), control or ControlConfig())
+    async with AsyncExitStack() as stack:
+        sandboxes = await open_sandboxes(runtime, no_progress)
+        stack.push_async_callback(close_sandboxes, sandboxes)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        serving = tasks.create_task(controller.serve())
+        stack.callback(serving.cancel)
+        async with make_launcher(controller, text, sandboxes, runtime) as launcher:
+            yield System(launcher, controller, text)
+        await everything_came_back(controller)
+        for sandbox in sandboxes.values():
+            sandbox.check_integrity()  # type: ignore[attr-defined]
+            assert sandbox.num_live == 0  # type: ignore[attr-defined]
+
+
+async def everything_came_back(controller: Controller, num_turns: int = 10_000) -> None:
+    """Waits for the step that runs, and then asks the pools."""
+    for _ in range(num_turns):
+        stats = await controller.stats()
+        if stats.num_free_blocks == stats.num_blocks and stats.num_live_runs == 0:
+            break
+        await asyncio.sleep(0.001)
+    stats = await controller.stats()
+    assert stats.num_free_blocks == stats.num_blocks, stats
+    assert (stats.num_live_runs, stats.num_waiting_calls) == (0, 0), stats
+    controller.check_integrity()
+
+
+def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template: bool) -> ModelInfo:
+    shape = executor.shape
+    return ModelInfo(
+        name=name,
+        architecture="llama",
+        traits=TRAITS,
+        vocab_size=shape.vocab_size,
+        max_context=shape.max_context,
+        page_size=shape.block_size,
+        num_pages=shape.num_blocks,
+        eos_ids=tokenizer.eos_ids,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        has_chat_template=has_template,
+        quantization="F32",
+        weights_sha256="",
+    )
+
+
+def byte_text(executor: Executor) -> ModelText:
+    """The text side of the byte model, over any executor with its vocabulary."""
+    tokenizer = byte_tokenizer(CHATML)
+    return model_text(make_info(executor, tokenizer, "byte", has_template=True), tokenizer)
+
+
+@asynccontextmanager
+async def byte_system(*, num_blocks: int = 256, seed: int = 0, **options: Any) -> AsyncIterator[System]:
+    """A system over the byte model in the real engine."""
+    executor = TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1)
+    try:
+        async with system_over(executor, byte_text(executor), **options) as system:
+            yield system
+    finally:
+        executor.close()
+
+
+def byte_oracle(seed: int = 0) -> Oracle:
+    """The one-request loop over the same weights."""
+    return Oracle(byte_model(seed))
+
+
+@dataclass
+class SmolLM2:
+    """The real default model: its weights, its engine and its text side."""
+
+    model: LoadedModel
+    executor: TorchExecutor
+    text: ModelText
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> "SmolLM2":
+        model = load_model(files.path)
+        executor = TorchExecutor(model, num_blocks=1024, num_slots=64, num_threads=2)
+        tokenizer = load_tokenizer(files.path)
+        return cls(model, executor, model_text(make_info(executor, tokenizer, files.name, True), tokenizer))
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        return Oracle(self.model)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def program_source(name: str) -> str:
+    """The text of a file in programs/."""
+    return (PROGRAMS / f"{name}.py").read_text()
+
+
+def in_loop(scenario: Callable[[], Any]) -> None:
+    """Runs an asynchronous test in a loop of its own."""
+    asyncio.run(scenario())
+
+
+def event_list(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Events as a client sees them, less what differs from run to run."""
+    return [json.loads(msgspec.json.encode(_plain(event))) for event in events]
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    left_out = ("run", "seq", "time_s", "seed")
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in left_out}
+    return {"type": type(event).__struct_config__.tag, **fields}
