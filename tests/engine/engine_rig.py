@@ -98,7 +98,7 @@ def transformers_logprobs(reference: LlamaForCausalLM, token_ids: list[int], pos
     """[num_tokens, vocab_size]. `is_visible` [num_tokens, num_tokens] replaces the causal mask."""
     if is_visible is None:  # said always: without a mask, transformers reads a gap in the positions as a new sequence
         is_visible = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()
-    mask = torch.zeros(is_visible.shape).masked_fill(~is_visible, -torch.inf)
+    mask = torch.zeros(is_visible.shape, dtype=reference.dtype).masked_fill(~is_visible, -torch.inf)
     output = reference(
         input_ids=torch.tensor([token_ids]),
         position_ids=torch.tensor([positions if positions is not None else list(range(len(token_ids)))]),

@@ -48,11 +48,12 @@ def load_model(path: Path) -> LoadedModel:
 
 def _load_gguf(file: GgufFile) -> LoadedModel:
     find_architecture(str(file.metadata.get("general.architecture")))
-    if "token_embd.weight" not in file.tensors:
-        raise BadRequest(f"{file.path} has no tensor 'token_embd.weight'")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise BadRequest(f"{file.path} has no matrix 'token_embd.weight'")
     config = config_from_gguf(
         file.metadata,
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=embedding.shape[0],
         is_head_tied="output.weight" not in file.tensors,
     )
     data: Bytes = np.memmap(file.path, np.uint8, mode="r")
