@@ -105,14 +105,9 @@ class FiberHost:
         self._fibers[address] = fiber
         return fiber
 
-    @property
-    def num_live(self) -> int:
-        """How many fibers have not been dropped."""
-        return len(self._fibers)
-
     def check_integrity(self) -> None:
         """Every fiber that is known is one that has not been dropped."""
-        assert all(not fiber.is_dropped for fiber in self._fibers.values())
+        assert not any(fiber.is_dropped for fiber in tuple(self._fibers.values()))
 
     def close(self) -> None:
         """Frees the linker. Every fiber and parked instance must be gone."""

@@ -46,8 +46,12 @@ class NativeSandbox:
         port = Port(guest.submit, guest.log)
         self._ports.add(port)
         loop = asyncio.get_running_loop()
-        # Not at once: the guest may wake us inside `submit`, when the port does not know the handle yet.
-        guest.set_waker(lambda: loop.call_soon(lambda: port.deliver(guest.take_events())))
+
+        def wake() -> None:
+            # Not at once: the guest may wake us inside `submit`, when the port does not know the handle yet.
+            loop.call_soon(lambda: port.deliver(guest.take_events()))
+
+        guest.set_waker(wake)
         # A task of its own: the program's context variables are not the caller's.
         program = asyncio.create_task(_program(port, load, filename, arguments, limits))
         try:

@@ -60,14 +60,17 @@ class WasmSandbox:
         self._host = FiberHost(engine, load_compiled(engine, compiled))
         self._pool = InstancePool(self._make_instance, max_parked)
         self._ticker = _Ticker(engine)
+        self._num_live = 0
 
     async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         fiber = self._host.start(self._take(limits), guest, (source, filename, arguments))
+        self._num_live += 1
         try:
             await _drive(fiber, limits)
             return _result(fiber, limits)
         finally:
+            self._num_live -= 1
             self._pool.discard(fiber.drop())
 
     async def close(self) -> None:
@@ -79,7 +82,7 @@ class WasmSandbox:
     @property
     def num_live(self) -> int:
         """Programs that are running or suspended."""
-        return self._host.num_live
+        return self._num_live
 
     def check_integrity(self) -> None:
         """Asserts what always holds of the fibers and of the pool of instances."""
@@ -98,7 +101,7 @@ class WasmSandbox:
             parked = self._pool.take()
         except WasmtimeError as error:
             reason = str(error).splitlines()[0]
-            raise Overloaded(f"no room for a program beside {self.num_live} others: {reason}") from error
+            raise Overloaded(f"no room for a program beside {self._num_live} others: {reason}") from error
         parked.store.set_limits(memory_size=limits.memory_mb << 20)
         return parked
 

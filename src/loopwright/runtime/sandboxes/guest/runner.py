@@ -18,8 +18,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Coroutine
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import wit_world
 from componentize_py_types import Err
@@ -157,12 +156,42 @@ class Run:
                 stream.end()
 
 
-def describe(error: BaseException, filename: str) -> str:
-    return describe_error(error, filename, missing_module_hint=MISSING_MODULE_HINT)
+class SteppedRun:
+    """A run for a host that cannot suspend the guest: it is entered again and again, and returns whenever it waits."""
+
+    def __init__(self, source: str, filename: str, arguments: str) -> None:
+        self._filename = filename
+        self._run = Run(real_host, can_wait=False)
+        self._task = self._run.loop.create_task(self._run.execute(source, filename, arguments))
+
+    def step(self, events: str) -> str:
+        loop, selector = self._run.loop, self._run.selector
+        if events:
+            selector.inbox.append(events)
+        asyncio.events._set_running_loop(loop)
+        try:
+            return json.dumps(self._turns(loop, selector))
+        except BaseException as error:  # noqa: BLE001 (as in WitWorld.run)
+            return json.dumps(["error", describe(error, self._filename)])
+        finally:
+            asyncio.events._set_running_loop(None)
+
+    def _turns(self, loop: HostLoop, selector: HostSelector) -> list[object]:
+        while not self._task.done():
+            if not loop._ready and not selector.inbox:
+                left_s = loop._scheduled[0]._when - loop.time() if loop._scheduled else None
+                if left_s is None or left_s > 0:
+                    return ["wait", left_s]
+            loop._run_once()
+            if loop._ready and selector.is_turn_over():
+                return ["wait", 0]
+        return ["ok", self._task.result()]
 
 
 class WitWorld(wit_world.WitWorld):
     """What the component exports. `start` and `resume` are for a host that cannot suspend the guest."""
+
+    stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
 
     def run(self, source: str, filename: str, arguments: str) -> str:
         run = Run(real_host, can_wait=True)
@@ -172,41 +201,15 @@ class WitWorld(wit_world.WitWorld):
             raise Err(describe(error, filename)) from None
 
     def start(self, source: str, filename: str, arguments: str) -> str:
-        self._run = Run(real_host, can_wait=False)
-        self._filename = filename
-        self._task = self._run.loop.create_task(held(self._run.execute(source, filename, arguments)))
-        return self.resume("")
+        WitWorld.stepped = SteppedRun(source, filename, arguments)
+        return WitWorld.stepped.step("")
 
     def resume(self, events: str) -> str:
-        loop, selector = self._run.loop, self._run.selector
-        if events:
-            selector.inbox.append(events)
-        asyncio.events._set_running_loop(loop)
-        try:
-            return self.turn(loop, selector)
-        except BaseException as error:  # noqa: BLE001 (as in run)
-            return json.dumps(["error", describe(error, self._filename)])
-        finally:
-            asyncio.events._set_running_loop(None)
-
-    def turn(self, loop: HostLoop, selector: HostSelector) -> str:
-        while not self._task.done():
-            if not loop._ready and not selector.inbox and not is_due(loop):
-                return json.dumps(
-                    ["wait", max(0.0, loop._scheduled[0]._when - loop.time()) if loop._scheduled else None]
-                )
-            loop._run_once()
-            if loop._ready and selector.is_turn_over():
-                return json.dumps(["wait", 0])
-        return json.dumps(["ok", self._task.result()])
+        return WitWorld.stepped.step(events)
 
 
-async def held(program: Coroutine[None, None, str]) -> str:
-    return await program
-
-
-def is_due(loop: HostLoop) -> bool:
-    return bool(loop._scheduled) and loop._scheduled[0]._when <= loop.time() + loop._clock_resolution
+def describe(error: BaseException, filename: str) -> str:
+    return describe_error(error, filename, missing_module_hint=MISSING_MODULE_HINT)
 
 
 def import_standard_library() -> None:
