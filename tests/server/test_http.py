@@ -38,6 +38,11 @@ def test_an_address_that_is_not_ours_is_an_error(host: str, port: int, kind: typ
         listen(host, port)
 
 
+def test_answers_are_not_held_back_by_nagle_s_algorithm() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # what asyncio asks before it sets TCP_NODELAY
+
+
 @pytest.mark.parametrize(
     ("header", "name"), [("a.b:80", "a.b"), ("A.B", "a.b"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", "")]
 )

@@ -52,8 +52,8 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= MAX_PORT:
         raise BadRequest(f"the port {port} does not exist", hint=f"choose one from 0 to {MAX_PORT}", field="port")
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)  # asyncio turns off Nagle's delay only where TCP is named
     except OSError as error:
         raise BadRequest(f"cannot listen on {host}:{port}: {error}", hint="use an address of this machine") from error
     try:
