@@ -270,6 +270,19 @@ def test_clearing_the_queue_of_the_cause_lets_others_read_again() -> None:
     assert run.error_type(reader) is None
 
 
+def test_what_is_issued_behind_a_clear_reads_what_a_call_before_it_failed_to_write() -> None:
+    rig = Rig()
+    run = rig.open("a")
+    run.now(AllocatePages(queue=QUEUE, pages=pages(1)))
+    run.submit(text((5, 6), names=(1,)))
+    bad = run.submit(text((64,), names=(1,), kv_len=2))
+    run.submit(ClearQueue(queue=QUEUE))
+    good = run.submit(text((7,), names=(1,), kv_len=2, sampling=SAMPLING))
+    rig.drain()
+    assert run.error_type(bad) == "BadRequest"
+    assert run.forwarded(good).token == choose(NaiveContext().run((5, 6, 7), range(3))[-1], SAMPLING, 3)
+
+
 def test_freeing_works_on_a_poisoned_queue() -> None:
     rig = Rig()
     run = rig.open("a")
@@ -310,6 +323,10 @@ def test_reading_kv_or_an_embed_that_was_never_written_is_refused() -> None:
     rig.drain()
     assert [run.error_type(call) for call in calls] == ["BadRequest"] * 4
     assert "pages[0] has KV for its first 2 tokens, and 4" in run.error(calls[0]).message
+    run.now(ClearQueue(queue=QUEUE))
+    again = run.submit(text((7,), names=(1, 2), kv_len=4))
+    rig.drain()
+    assert run.error_type(again) == "BadRequest"  # being refused did not make it written
 
 
 @pytest.mark.parametrize(

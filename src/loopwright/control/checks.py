@@ -28,9 +28,9 @@ def check_copy(call: CopyPage, shape: EngineShape) -> None:
     if call.size < 1:
         raise BadRequest(f"size: {call.size} is less than 1", field="size")
     for field, offset in (("source_offset", call.source_offset), ("target_offset", call.target_offset)):
-        if offset + call.size > shape.block_size:
+        if offset < 0 or offset + call.size > shape.block_size:
             raise BadRequest(
-                f"{field}: {offset} + size {call.size} is beyond the page's {shape.block_size} tokens", field=field
+                f"{field}: {offset} + size {call.size} is not within the page's {shape.block_size} tokens", field=field
             )
 
 

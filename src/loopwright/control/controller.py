@@ -364,7 +364,9 @@ class Controller:
         return bool(self._scheduler.waiting()) and all(self._sessions[run_id].open_calls for run_id in holders)
 
     def _refuse_for_blocks(self) -> bool:
-        """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough."""
+        """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough.
+
+        (Suspending a run instead, so that nobody fails for what others hold, is not done yet.)"""
         if not self._is_stuck() or self._clock.now_s() - self._changed_s < self._config.max_stuck_s:
             return False
         num_held = self._resources.num_held_blocks()

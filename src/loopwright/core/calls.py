@@ -3,6 +3,8 @@
 Decoded by the runtime, run by control.
 
 A call that names a queue keeps its place in that queue. Names of queues, pages and embeds are chosen by the program.
+Calls that only change names (create, allocate, free, share) take effect and complete when they are issued; the others
+run in order, and a failed one poisons those behind it up to a ClearQueue. Freeing works on a poisoned queue too.
 KV geometry: token number i of a page list lies in page `pages[i // page_size]`, offset `i % page_size`;
 `kv_len` is how many tokens of the list hold KV before the call. Positions are explicit and may have gaps.
 """
@@ -178,7 +180,8 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
 
     Equal, in tokens, KV length and pages, to a loop of ForwardText with one sampled token each. Pages grow by name from
-    `grow_from`. With `progress`, each step's token is also sent as a Progress before the end."""
+    `grow_from`. With `progress`, each step's token is also sent as a Progress before the end. At least one token is
+    sampled. A segment pauses while no page is free; if it fails, none of the pages that it grew stays bound."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
