@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from loopwright.core.clock import Clock
 from loopwright.core.control import Control, ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -194,7 +196,7 @@ class Launcher:
         deadline = asyncio.timeout(run.limits.seconds)
         try:
             async with deadline:
-                return json.loads(await self._execute_in_sandbox(run))
+                return msgspec.json.decode(await self._execute_in_sandbox(run))
         except TimeoutError:
             if not deadline.expired():
                 raise
