@@ -31,13 +31,16 @@ class InstancePool:
 
     def take(self) -> ParkedInstance:
         """A parked instance, or one made now. Raises WasmtimeError when the machine has no room for one."""
-        instance = self._parked.popleft() if self._parked else self._make()
+        if self._parked:
+            return self._parked.popleft()
         self._refill()
-        return instance
+        return self._make()
 
     def discard(self, instance: ParkedInstance) -> None:
-        """Closes an instance that has served."""
+        """Closes an instance that has served, and makes the next one: not before, so that no launch shares the
+        machine with the making of its successor."""
         self._work.put(instance.close)
+        self._refill()
 
     @property
     def num_parked(self) -> int:
