@@ -5,7 +5,9 @@ Every system asks all its pools at its end whether anything leaked.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.compose.model_parts import TRAITS, load_tokenizer, model_text
 from loopwright.compose.system import close_sandboxes, make_launcher, open_sandboxes
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
+from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import SystemClock
 from loopwright.core.events import Event, Finished, Text
-from loopwright.core.executor import Executor
+from loopwright.core.executor import EngineShape, Executor
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import RunSpec
 from loopwright.engine.byte_model import byte_model
@@ -66,6 +70,53 @@ class Outcome:
         return "".join(event.text for event in self.events if isinstance(event, Text))
 
 
+class WatchedExecutor:
+    """Any executor, with its batches recorded, whose steps wait while it is held."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.batches: list[Batch] = []
+        self._inner = inner
+        self._is_held = False
+        self._waiting: tuple[Batch, Future[StepResult]] | None = None
+
+    @property
+    def shape(self) -> EngineShape:
+        return self._inner.shape
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        self.batches.append(batch)
+        if not self._is_held:
+            return self._inner.submit(batch)
+        assert self._waiting is None, "one step at a time"
+        future: Future[StepResult] = Future()
+        self._waiting = (batch, future)
+        return future
+
+    def hold(self) -> None:
+        """From now on a step waits; one that runs already goes on."""
+        self._is_held = True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step is there and held."""
+        return self._waiting is not None
+
+    def step(self) -> None:
+        """Lets the step that waits run, and no other."""
+        assert self._waiting is not None, "no step waits"
+        (batch, future), self._waiting = self._waiting, None
+        self._inner.submit(batch).add_done_callback(lambda done: future.set_result(done.result()))
+
+    def release(self) -> None:
+        """Lets the step that waits run, and all that follow."""
+        self._is_held = False
+        if self._waiting is not None:
+            self.step()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 @dataclass(frozen=True)
 class System:
     """A running system."""
@@ -73,6 +124,7 @@ class System:
     launcher: Launcher
     controller: Controller
     text: ModelText
+    executor: Executor
 
     async def start(self, source: str, sandbox: str = "native", seed: int = 0, **arguments: Any) -> "RunningRun":
         """Starts a program given by its source."""
@@ -123,7 +175,7 @@ async def system_over(
         serving = tasks.create_task(controller.serve())
         stack.callback(serving.cancel)
         async with make_launcher(controller, text, sandboxes, runtime) as launcher:
-            yield System(launcher, controller, text)
+            yield System(launcher, controller, text, executor)
         await everything_came_back(controller)
         for sandbox in sandboxes.values():
             sandbox.check_integrity()  # type: ignore[attr-defined]
@@ -169,8 +221,8 @@ def byte_text(executor: Executor) -> ModelText:
 
 @asynccontextmanager
 async def byte_system(*, num_blocks: int = 256, seed: int = 0, **options: Any) -> AsyncIterator[System]:
-    """A system over the byte model in the real engine."""
-    executor = TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1)
+    """A system over the byte model in the real engine, watched."""
+    executor = WatchedExecutor(TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1))
     try:
         async with system_over(executor, byte_text(executor), **options) as system:
             yield system
@@ -180,6 +232,7 @@ async def byte_system(*, num_blocks: int = 256, seed: int = 0, **options: Any) -
 
 def byte_oracle(seed: int = 0) -> Oracle:
     """The one-request loop over the same weights."""
+    torch.set_num_threads(1)  # for this thread: a second core would cost more than it does
     return Oracle(byte_model(seed))
 
 
@@ -200,10 +253,37 @@ class SmolLM2:
 
     @cached_property
     def oracle(self) -> Oracle:
+        torch.set_num_threads(os.cpu_count() or 1)
         return Oracle(self.model)
 
     def close(self) -> None:
         self.executor.close()
+
+
+async def until(is_true: Callable[[], bool] | Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
+    """Lets others run until the condition holds; fails the test when it never does."""
+    async with asyncio.timeout(timeout_s):
+        while not (await held if isinstance(held := is_true(), Awaitable) else held):  # noqa: ASYNC110 (there is no event for what others do)
+            await asyncio.sleep(0.001)
+
+
+async def together(system: System, *work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Does all the work at once, over a watched engine, so that the first steps of all of it are one batch."""
+    engine = system.executor
+    assert isinstance(engine, WatchedExecutor)
+
+    async def all_wait() -> bool:
+        return (await system.controller.stats()).num_waiting_calls == len(work)
+
+    engine.hold()
+    try:
+        before = asyncio.create_task(system.chat("x", max_tokens=1))
+        await until(lambda: engine.is_waiting)
+        tasks = [asyncio.create_task(one) for one in work]
+        await until(all_wait)
+    finally:
+        engine.release()
+    return (await asyncio.gather(before, *tasks))[1:]
 
 
 def program_source(name: str) -> str:

@@ -1,0 +1,74 @@
+"""A real HTTP server on loopback over a whole system, with the clients that talk to it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from loopwright.server.app import create_app
+from loopwright.server.http import serve
+from system_rig import System
+
+
+@dataclass(frozen=True)
+class Served:
+    """A system that is served."""
+
+    system: System
+    port: int
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    @property
+    def model(self) -> str:
+        return self.system.text.info.name
+
+    async def chat(self, content: str, **options: Any) -> str:
+        """The text of a whole completion; greedy unless told otherwise."""
+        options = {"messages": [{"role": "user", "content": content}], "temperature": 0, **options}
+        answer = await self.openai.chat.completions.create(model=self.model, **options)
+        return answer.choices[0].message.content or ""
+
+    async def stream_chat(self, content: str, **options: Any) -> str:
+        """The joined deltas of a streamed completion."""
+        options = {"messages": [{"role": "user", "content": content}], "temperature": 0, **options}
+        stream = await self.openai.chat.completions.create(model=self.model, stream=True, **options)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def run_source(self, source: str, **arguments: Any) -> httpx.Response:
+        """Runs a program given by its source, in the Wasm sandbox, and waits for its end."""
+        body = {"source": source, "arguments": arguments, "stream": False}
+        return await self.http.post("/v1/runs", json=body)
+
+    async def open_socket(self, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+        """Sends a request on a connection of its own, which the caller closes; what comes back stays unread."""
+        payload = json.dumps(body).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(head.encode() + f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+        return writer
+
+
+@asynccontextmanager
+async def served(system: System) -> AsyncIterator[Served]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(create_app(system.launcher), "127.0.0.1", 0, port.set_result))
+    await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+    url = f"http://127.0.0.1:{port.result()}"
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as http,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        try:
+            yield Served(system, port.result(), http, client)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
