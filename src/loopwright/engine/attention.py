@@ -17,6 +17,7 @@ from loopwright.core.calls import Visibility
 from loopwright.core.errors import Unavailable
 from loopwright.engine.kv_cache import BLOCK_SIZE, KvCache
 
+_MAX_GROUPED_PLACES = 1024  # gathered keys and values of a group should stay in a core's second-level cache
 _MAX_GROUPED_TOKENS = 32  # rows with more new tokens fill the device by themselves
 
 
@@ -120,6 +121,7 @@ def _group_rows(rows: Sequence[AttentionRow]) -> list[list[int]]:
             first is not None
             and first.num_tokens == rows[i].num_tokens <= _MAX_GROUPED_TOKENS
             and rows[i].kv_len <= 2 * first.kv_len + BLOCK_SIZE
+            and (len(groups[-1]) + 1) * (rows[i].kv_len + 1) <= _MAX_GROUPED_PLACES
         ):
             groups[-1].append(i)
         else:

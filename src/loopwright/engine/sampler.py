@@ -15,7 +15,7 @@ from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.results import Distribution
 
-_NUCLEUS_GUESS = 256  # most nuclei are smaller; a larger one costs a full sort
+_NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
 _MASK_64 = (1 << 64) - 1
 
 
@@ -127,7 +127,7 @@ def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:
 def _nucleus(weights: Tensor, top_p: float) -> Tensor:
     """Ascending indices of the smallest set of heaviest weights with at least top_p of the mass; at least one."""
     target = top_p * float(weights.sum())
-    for size in (min(_NUCLEUS_GUESS, len(weights)), len(weights)):
+    for size in (*_NUCLEUS_GUESSES, len(weights)):
         heaviest = _top(weights, size)
         mass = weights[heaviest].cumsum(0)
         if float(mass[-1]) >= target:
