@@ -1,28 +1,39 @@
 """Makes instances before a run needs one, and closes used ones, on a thread of its own.
 
-Never starts a program. Used by the Wasm sandbox, so that no launch waits for an instantiation or a clean-up.
+Never starts a program of a user. Used by the Wasm sandbox, so that no launch waits for an instantiation or a clean-up.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 from wasmtime import WasmtimeError
 
 from loopwright.runtime.sandboxes.fibers import ParkedInstance
 
+IDLE_S = 0.02
+"""With nothing to make or close for so long, the thread warms an instance: a burst then gets the CPU for itself."""
+
 _log = logging.getLogger(__name__)
 
 
 class InstancePool:
-    """At most `max_parked` instances wait here for their run. `take` and `discard` on one thread."""
+    """At most `max_parked` instances wait here for their run. `take` and `discard` on one thread.
 
-    def __init__(self, make: Callable[[], ParkedInstance], max_parked: int) -> None:
+    `make` instantiates; `warm` has an instance write the pages that every program writes, which is most of what a
+    launch costs. Warming costs as much CPU as it saves, so it is done only while nobody launches."""
+
+    def __init__(
+        self, make: Callable[[], ParkedInstance], warm: Callable[[ParkedInstance], ParkedInstance], max_parked: int
+    ) -> None:
         self._make = make
+        self._warm = warm
         self._parked: deque[ParkedInstance] = deque()
+        self._warmed: deque[ParkedInstance] = deque()
         self._num_wanted = 0  # asked of the thread and not made yet
+        self._num_warming = 0  # in the thread's hands
         self._max_parked = max_parked
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._serve, name="loopwright-instances", daemon=True)
@@ -31,8 +42,11 @@ class InstancePool:
 
     def take(self) -> ParkedInstance:
         """A parked instance, or one made now. Raises WasmtimeError when the machine has no room for one."""
-        if self._parked:
-            return self._parked.popleft()
+        for waiting in (self._warmed, self._parked):
+            try:
+                return waiting.popleft()
+            except IndexError:  # none, or the thread took the last one to warm it
+                continue
         self._refill()
         return self._make()
 
@@ -45,22 +59,22 @@ class InstancePool:
     @property
     def num_parked(self) -> int:
         """Instances that wait for a run."""
-        return len(self._parked)
+        return len(self._parked) + len(self._warmed) + self._num_warming
 
     def check_integrity(self) -> None:
         """No more instances wait or are being made than may be."""
         assert self._num_wanted >= 0
-        assert len(self._parked) + self._num_wanted <= self._max_parked + 1  # + 1: parked, and not yet counted as made
+        assert self.num_parked + self._num_wanted <= self._max_parked + 1  # + 1: handed over, and counted twice
 
     def close(self) -> None:
         """Ends the thread when its work is done, and closes what is parked."""
         self._work.put(None)
         self._thread.join()
-        while self._parked:
-            self._parked.popleft().close()
+        for instance in (*self._parked, *self._warmed):
+            instance.close()
 
     def _refill(self) -> None:
-        while len(self._parked) + self._num_wanted < self._max_parked:
+        while self.num_parked + self._num_wanted < self._max_parked:
             self._num_wanted += 1
             self._work.put(self._park)
 
@@ -73,5 +87,23 @@ class InstancePool:
             self._num_wanted -= 1
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            try:
+                work = self._work.get(timeout=IDLE_S if self._parked else None)
+            except Empty:
+                self._warm_one()
+                continue
+            if work is None:
+                return
             work()
+
+    def _warm_one(self) -> None:
+        try:
+            instance = self._parked.popleft()
+        except IndexError:  # a launch took the last one
+            return
+        self._num_warming = 1
+        try:
+            self._warmed.append(self._warm(instance))
+        finally:
+            self._num_warming = 0

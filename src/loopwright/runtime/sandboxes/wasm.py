@@ -58,7 +58,7 @@ class WasmSandbox:
     def __init__(self, compiled: Path, max_parked: int = MAX_PARKED) -> None:
         engine = new_engine()
         self._host = FiberHost(engine, load_compiled(engine, compiled))
-        self._pool = InstancePool(self._make_instance, max_parked)
+        self._pool = InstancePool(self._host.instantiate, self._warm, max_parked)
         self._ticker = _Ticker(engine)
         self._num_live = 0
 
@@ -89,9 +89,9 @@ class WasmSandbox:
         self._host.check_integrity()
         self._pool.check_integrity()
 
-    def _make_instance(self) -> ParkedInstance:
-        """An instance that has run an empty program. Safe on any thread."""
-        fiber = self._host.start(self._host.instantiate(), _Nobody(), (_EMPTY_PROGRAM, "empty.py", "{}"))
+    def _warm(self, instance: ParkedInstance) -> ParkedInstance:
+        """The instance, after an empty program. Safe on any thread."""
+        fiber = self._host.start(instance, _Nobody(), (_EMPTY_PROGRAM, "empty.py", "{}"))
         while not fiber.poll():
             assert fiber.waits_ms is None
         return fiber.drop()
