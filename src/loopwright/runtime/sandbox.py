@@ -28,7 +28,7 @@ class Guest(Protocol):
         ...
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called, on the loop's thread, when events have come: inside `submit`, too, and if some are there."""
+        """`wake` is called, on the loop's thread, when events have come: also inside `submit`, and if some are."""
         ...
 
 
