@@ -1,10 +1,22 @@
-"""`python -m loopwright` and the `loopwright` command. Owns nothing."""
+"""`python -m loopwright` and the `loopwright` command: ends the process with what cli says. Never decides anything."""
 
+import os
 import sys
+from typing import NoReturn
 
-from loopwright.cli import main
+from loopwright import cli
 
 __all__ = ["main"]
 
+
+def main() -> NoReturn:
+    """Runs the command line of this process."""
+    status = cli.main()
+    sys.stderr.flush()
+    # Everything is closed by now but what an interrupt has left: threads that still load a model, perhaps for minutes,
+    # and that would crash inside torch when the interpreter ends around them.
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,6 +5,7 @@ Never computes: a verb parses its flags, asks the layers below and prints. Error
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loopwright.core.errors import LoopwrightError
+
+INTERRUPTED = 130  # the exit status that shells give for SIGINT
 
 
 class VerbModule(Protocol):
@@ -29,7 +32,7 @@ class Verb:
     module: str
     summary: str
     example: str
-    takes_program_flags: bool = False  # flags it does not know are the program's
+    takes_program_flags: bool = False  # flags it does not know are the program's, and so is all that follows `--`
 
 
 VERBS: dict[str, Verb] = {
@@ -41,7 +44,7 @@ VERBS: dict[str, Verb] = {
     ),
     "serve": Verb("loopwright.cli.serve", "serve a model and programs over HTTP", "loopwright serve --port 8000"),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
-    "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps"),
+    "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
     "logs": Verb("loopwright.cli.logs", "show a run's events", "loopwright logs 5f0c9a77d21b43e8"),
     "cancel": Verb("loopwright.cli.cancel", "end a run", "loopwright cancel 5f0c9a77d21b43e8"),
     "model": Verb("loopwright.cli.model", "pull and list models", "loopwright model pull default"),
@@ -51,54 +54,69 @@ VERBS: dict[str, Verb] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns the exit status: 0 is success, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Runs one verb. Returns the exit status: 0 is success, 1 failure, 130 interrupted; wrong usage exits with 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _top_parser()
-    if not words or words[0] not in VERBS:
-        arguments = parser.parse_args(words or ["--help"])  # prints help, or the usage line of an unknown verb
-        return arguments.status if hasattr(arguments, "status") else 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a program may print what the terminal cannot show
     try:
-        return _run_verb(words[0], words[1:])
+        try:
+            return _run_verb(words)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is not a traceback
     except LoopwrightError as error:
-        sys.stderr.write(f"loopwright: {_one_line(error)}\n")
-        return 1
+        return _fail(_one_line(error))
     except KeyboardInterrupt:
         sys.stderr.write("loopwright: interrupted\n")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what reads our output has gone: not an error
         return 0
+    except OSError as error:
+        return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
 
 
-def _run_verb(name: str, words: list[str]) -> int:
-    verb = VERBS[name]
+def _run_verb(words: Sequence[str]) -> int:
+    if not words or words[0] not in VERBS:
+        parser = _top_parser()
+        parser.parse_args(words[:1] or ["--help"])
+        parser.error(f"no verb {words[0]!r}; the verbs are {', '.join(VERBS)}")
+    verb = VERBS[words[0]]
     module: VerbModule = importlib.import_module(verb.module)
     parser = argparse.ArgumentParser(
-        prog=f"loopwright {name}",
+        prog=f"loopwright {words[0]}",
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
         epilog=f"example:\n  {verb.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=not verb.takes_program_flags,  # such a verb also explains the program's
     )
     module.add_arguments(parser)
-    if verb.takes_program_flags:
-        arguments, arguments_rest = parser.parse_known_args(words)
-        arguments.program_flags = arguments_rest
-    else:
-        arguments = parser.parse_args(words)
+    if not verb.takes_program_flags:
+        return module.run(parser.parse_args(words[1:]))
+    end = words.index("--") if "--" in words else len(words)
+    arguments, unknown = parser.parse_known_args(words[1:end])
+    arguments.program_flags = [*unknown, *words[end + 1 :]]
     return module.run(arguments)
 
 
 def _top_parser() -> argparse.ArgumentParser:
     width = max(map(len, VERBS))
     lines = [f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()]
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="loopwright",
         usage="loopwright VERB [options]",
         description="Programs beside a language model.\n\nverbs:\n" + "\n".join(lines),
         epilog="example:\n  loopwright run programs/hello.py --name World\n  loopwright VERB --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("verb", nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+def _fail(line: str) -> int:
+    sys.stderr.write(f"loopwright: {line}\n")
+    return 1
 
 
 def _one_line(error: LoopwrightError) -> str:

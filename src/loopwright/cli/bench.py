@@ -1,4 +1,4 @@
-"""`loopwright bench`: measures a suite and prints its table."""
+"""`loopwright bench`: measures a suite and prints its table. Never measures: bench does."""
 
 import argparse
 import asyncio

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -26,28 +27,50 @@ def server_client(url: str) -> Iterator[httpx.Client]:
         with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as client:
             yield client
     except httpx.ConnectError:
-        raise Unavailable(f"no server answers at {url}", hint="start one with `loopwright serve`") from None
+        raise Unavailable(
+            f"no server answers at {url}", hint="start one with `loopwright serve`, or name another with --url"
+        ) from None
+    except httpx.UnsupportedProtocol:
+        raise Unavailable(f"{url!r} is no URL of a server", hint=f"write it like {DEFAULT_URL}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(f"{url}: {error or type(error).__name__}") from None
 
 
-def checked(response: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of a successful response; a LoopwrightError with the server's message otherwise."""
-    if response.is_success:
-        return response.json()
+def run_path(run_id: str) -> str:
+    """The path of a run, whatever its id is made of."""
+    return f"/v1/runs/{quote(run_id, safe='')}"
+
+
+def checked(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a successful response; a LoopwrightError with the server's message otherwise."""
     response.read()
     try:
-        message = response.json()["error"]["message"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        message = response.text[:200]
-    raise LoopwrightError(f"the server answered {response.status_code}: {message}")
+        body = response.json()
+    except ValueError:
+        body = None
+    if response.is_success and isinstance(body, dict):
+        return body
+    match body:
+        case {"error": {"message": str(message)}}:
+            raise LoopwrightError(f"the server answered {response.status_code}: {message}")
+    raise LoopwrightError(
+        f"{response.url} answered {response.status_code}, and not as a Loopwright server does",
+        hint="name another server with --url",
+    )
 
 
 def follow_events(client: httpx.Client, path: str) -> Iterator[dict[str, Any]]:
-    """The events of a server-sent stream, decoded."""
+    """The events of a run's server-sent stream, decoded, up to the final one. Raises when it ends before that."""
     with client.stream("GET", path, timeout=httpx.Timeout(30.0, read=None)) as response:
         if not response.is_success:
             checked(response)
         for line in response.iter_lines():
-            if line.startswith("data:"):
-                yield json.loads(line[5:])
+            if not line.startswith("data:"):
+                continue
+            event: dict[str, Any] = json.loads(line[5:])
+            if "error" in event and "type" not in event:  # what the server says when it cannot go on
+                raise LoopwrightError(f"the server ended the stream: {event['error']['message']}")
+            yield event
+            if event["type"] == "done":
+                return
+    raise LoopwrightError("the server ended the stream before the run's final event")

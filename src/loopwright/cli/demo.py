@@ -1,4 +1,7 @@
-"""`loopwright demo`: the ReACT agent in the Wasm sandbox, against a small search tool on loopback."""
+"""`loopwright demo`: the ReACT agent in the Wasm sandbox, against a small search tool on loopback.
+
+Never knows what the agent does: it gives it a question and the tool's address.
+"""
 
 import argparse
 from pathlib import Path

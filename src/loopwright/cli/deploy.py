@@ -1,4 +1,4 @@
-"""`loopwright deploy`: puts a program on a server, where it is a route and a model name."""
+"""`loopwright deploy`: puts a program on a server, where it is a route and a model name. Never runs it."""
 
 import argparse
 import re
@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.name or re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-")
     with server_client(arguments.url) as client:
         body = {"name": name, "source": source, "filename": path.name}
-        info = checked(client.post("/v1/programs", json=body))
-    sys.stdout.write(f'{info["name"]}: POST {arguments.url}/v1/programs/{name}/runs, or model="program:{name}"\n')
+        checked(client.post("/v1/programs", json=body))
+    url = arguments.url.rstrip("/")
+    sys.stdout.write(f'{name}: POST {url}/v1/programs/{name}/runs, or model="program:{name}"\n')
     return 0

@@ -1,11 +1,11 @@
-"""`loopwright logs`: the events of a run, one a line, until it ends."""
+"""`loopwright logs`: the events of a run, one a line, until it ends. Never changes it."""
 
 import argparse
 import json
 import sys
 import time
 
-from loopwright.cli.client import add_url_argument, follow_events, server_client
+from loopwright.cli.client import add_url_argument, follow_events, run_path, server_client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with server_client(arguments.url) as client:
-        for event in follow_events(client, f"/v1/runs/{arguments.run}/events"):
+        for event in follow_events(client, f"{run_path(arguments.run)}/events"):
             line = json.dumps(event, ensure_ascii=False) if arguments.json else _line(event)
             sys.stdout.write(line + "\n")
             sys.stdout.flush()

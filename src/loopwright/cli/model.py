@@ -1,12 +1,10 @@
-"""`loopwright model`: pull a model into the cache, list what is there."""
+"""`loopwright model`: pull a model into the cache, list what is there. Never loads one."""
 
 import argparse
 import sys
 
-from rich.console import Console
-from rich.table import Table
-
 from loopwright.cli.progress import progress_bars
+from loopwright.cli.tables import print_table
 from loopwright.weights import store
 
 
@@ -27,8 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    table = Table("name", "size", "licence", "SHA-256", "path", title="Models in the cache")
-    for row in store.list_models():
-        table.add_row(row.name, f"{row.size_bytes / 1e6:.0f} MB", row.license, row.sha256[:12], str(row.path))
-    Console().print(table)
+    rows = [
+        (row.name, f"{row.size_bytes / 1e6:.0f} MB", row.license, row.sha256[:12], str(row.path))
+        for row in store.list_models()
+    ]
+    print_table(("name", "size", "licence", "SHA-256", "path"), rows, "Models in the cache")
     return 0

@@ -3,49 +3,92 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from loopwright.core.errors import BadRequest
 from loopwright.core.runs import Parameter
 from loopwright.runtime.program import Program
 
 
-def parse_program_flags(program: Program, command: str, words: list[str]) -> dict[str, Any]:
+def parse_program_flags(program: Program, command: str, words: Sequence[str]) -> dict[str, Any]:
     """The arguments of `main`. Wrong or missing flags print a usage line and exit with status 2."""
-    parser = argparse.ArgumentParser(prog=command, description=program.description, allow_abbrev=False)
+    parser = program_parser(program, command)
+    given = vars(parser.parse_args(words))
+    try:
+        program.check_arguments(given)
+    except BadRequest as error:
+        parser.error(error.message.partition("; usage:")[0])
+    return given
+
+
+def program_parser(program: Program, command: str) -> argparse.ArgumentParser:
+    """A parser of the program's flags; what is not given is absent from what it returns."""
+    parser = argparse.ArgumentParser(
+        prog=command,
+        description=program.description,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,  # `help` may be a parameter
+        conflict_handler="resolve",  # `flag: bool` has --no-flag, which may be a parameter as well
+    )
     for parameter in program.parameters:
         _add_flag(parser, parameter)
-    given = vars(parser.parse_args(words))
-    return {name: value for name, value in given.items() if value is not _ABSENT}
-
-
-_ABSENT = object()
+    return parser
 
 
 def _add_flag(parser: argparse.ArgumentParser, parameter: Parameter) -> None:
     flags = [f"--{parameter.name.replace('_', '-')}"]
     if "_" in parameter.name:
         flags.append(f"--{parameter.name}")
-    kinds = [part.strip().partition("[")[0] for part in parameter.type.split("|")]
     text = parameter.type if parameter.is_required else f"{parameter.type}, default {parameter.default!r}"
     options: dict[str, Any] = {
         "dest": parameter.name,
         "required": parameter.is_required,
-        "default": _ABSENT,
         "help": text.replace("%", "%%"),
     }
-    if kinds == ["bool"]:
+    if parameter.type == "bool":
         parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
-        return
-    readers = {"str": str, "int": int, "float": float}
-    reader = next((readers[kind] for kind in kinds if kind in readers), _read_json)
-    parser.add_argument(*flags, type=reader, metavar=parameter.type.upper().replace(" ", ""), **options)
+    else:
+        parser.add_argument(*flags, type=_reader(parameter.type), metavar="VALUE", **options)
 
 
-def _read_json(text: str) -> Any:  # noqa: ANN401 (JSON)
+def _reader(type_name: str) -> Callable[[str], Any]:
+    """Reads a word as the first of the types that it fits."""
+    kinds = [part.strip().partition("[")[0] for part in type_name.split("|")]
+    readers = [_READERS.get(kind, _read_json_or_text) for kind in kinds if kind != "None"] or [_read_json]
+
+    def read(word: str) -> Any:  # noqa: ANN401 (JSON)
+        for reader in readers:
+            try:
+                return reader(word)
+            except (ValueError, RecursionError):
+                continue
+        raise argparse.ArgumentTypeError(f"{word!r} is no {type_name}")
+
+    return read
+
+
+def _read_json(word: str) -> Any:  # noqa: ANN401 (JSON)
+    return json.loads(word)
+
+
+def _read_json_or_text(word: str) -> Any:  # noqa: ANN401 (JSON)
+    """For a parameter without a type, or with one that is not known here."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _read_json,
+    "list": _read_json,
+    "dict": _read_json,
+}
 
 
 def read_source(path: str) -> str:

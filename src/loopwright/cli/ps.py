@@ -1,12 +1,11 @@
-"""`loopwright ps`: the runs of a server, as a table."""
+"""`loopwright ps`: the runs of a server, as a table. Never changes one."""
 
 import argparse
 import time
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from loopwright.cli.client import add_url_argument, checked, server_client
+from loopwright.cli.tables import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,12 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with server_client(arguments.url) as client:
-        runs = checked(client.get("/v1/runs"))["data"]
-    table = Table("run", "program", "state", "started", "seconds", "events", title=f"Runs on {arguments.url}")
-    for one in runs:
-        if one["state"] == "running" or arguments.all:
-            started = time.strftime("%H:%M:%S", time.localtime(one["started_s"]))
-            state = one["code"] or one["state"]
-            table.add_row(one["run"], one["program"], state, started, f"{one['seconds_s']:.1f}", str(one["num_events"]))
-    Console().print(table)
+        runs = checked(client.get("/v1/runs"))["runs"]
+    rows = [_row(one) for one in runs if one["state"] == "running" or arguments.all]
+    print_table(("run", "program", "state", "started", "seconds", "events"), rows, f"Runs on {arguments.url}")
     return 0
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    started = time.strftime("%H:%M:%S", time.localtime(run["started_s"]))
+    state = run["code"] or run["state"]
+    return run["run"], run["program"], state, started, f"{run['seconds_s']:.1f}", str(run["num_events"])

@@ -1,38 +1,40 @@
-"""`loopwright run`: one program, here, beside a model. Text goes to stdout as it is made, logs to stderr."""
+"""`loopwright run`: one program, here, beside a model. Text goes to stdout as it is made, all else to stderr."""
 
 import argparse
 import asyncio
 import json
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loopwright.cli.program_flags import parse_program_flags, read_source
+from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
 from loopwright.compose.config import Config, RuntimeConfig
-from loopwright.compose.system import open_system
+from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Emit, Finished, Log, Started, Text, Tokens
 from loopwright.core.runs import Runs, RunSpec
-from loopwright.runtime.program import read_program
+from loopwright.runtime.program import Program, read_program
+
+MAX_SEED = 2**62 - 1
+FILE_HELP = "the program; the typed parameters of its main are flags too. What follows -- is the program's alone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE.py", help="the program; the typed parameters of its main are flags too")
+    parser.add_argument("file", metavar="FILE.py", help=FILE_HELP)
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and, after FILE.py, the program's flags")
     parser.add_argument("--native", action="store_true", help="without the sandbox, to debug it: breakpoints work")
     parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
-    parser.add_argument("--seed", type=int, help="makes the run's randomness repeat")
+    parser.add_argument("--seed", type=_seed, help="makes the run's randomness repeat")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    source = read_source(arguments.file)
-    program = read_program(source, Path(arguments.file).name)
-    words = parse_program_flags(program, f"loopwright run {arguments.file}", arguments.program_flags)
+    source, program = _read(arguments.file)
     spec = RunSpec(
         source=source,
-        filename=Path(arguments.file).name,
-        arguments=words,
+        filename=program.filename,
+        arguments=parse_program_flags(program, _command(arguments.file), arguments.program_flags),
         sandbox="native" if arguments.native else "wasm",
         seed=arguments.seed,
     )
@@ -43,23 +45,56 @@ def run_here(spec: RunSpec, model: str) -> int:
     """Runs a program in a system of its own and prints its events. Returns the exit status."""
     is_native = spec.sandbox == "native"
     config = Config(model=model, runtime=RuntimeConfig(allows_native=is_native, needs_wasm=not is_native))
-    return asyncio.run(_run(spec, config))
+    with progress_bars() as report:
+        prepared = prepare(config, report)
+    return asyncio.run(_run(spec, config, prepared))
 
 
-async def _run(spec: RunSpec, config: Config) -> int:
-    async with AsyncExitStack() as stack:
-        with progress_bars() as report:
-            system = await stack.enter_async_context(open_system(config, report))
+class _Help(argparse.Action):
+    """Explains the verb, and the program whose file came before."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser.print_help()
+        if namespace.file is not None:
+            _, program = _read(namespace.file)
+            sys.stdout.write(f"\n{program.filename}:\n")
+            program_parser(program, _command(namespace.file)).print_help()
+        parser.exit()
+
+
+def _read(path: str) -> tuple[str, Program]:
+    source = read_source(path)
+    return source, read_program(source, Path(path).name)
+
+
+def _command(path: str) -> str:
+    return f"loopwright run {path}"
+
+
+def _seed(word: str) -> int:
+    if word.isdecimal() and int(word) <= MAX_SEED:
+        return int(word)
+    raise argparse.ArgumentTypeError(f"{word!r} is no number from 0 to {MAX_SEED}")
+
+
+async def _run(spec: RunSpec, config: Config, prepared: Prepared) -> int:
+    async with open_system(config, prepared) as system:
         return await _print_events(system.runs, spec)
 
 
 async def _print_events(runs: Runs, spec: RunSpec) -> int:
     run_id = await runs.start(spec)
-    has_text = False
+    text_end = ""  # what the text ends with so far
     async for event in runs.events(run_id):
         match event:
             case Text():
-                has_text = True
+                text_end = event.text[-1:] or text_end
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
             case Log():
@@ -67,19 +102,20 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
             case Emit():
                 sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
             case Finished():
-                return _print_end(event, has_text)
+                return _print_end(event, text_end)
             case Started() | Tokens():
                 pass
-    return 1
+    raise AssertionError("a run's events end with a final one")
 
 
-def _print_end(event: Finished, has_text: bool) -> int:
-    if has_text:
+def _print_end(event: Finished, text_end: str) -> int:
+    if text_end not in ("", "\n"):
         sys.stdout.write("\n")
     if event.error is not None:
+        sys.stdout.flush()
         sys.stderr.write(_describe(event.error))
         return 1
-    if not has_text and event.result is not None:
+    if not text_end and event.result is not None:
         sys.stdout.write(_as_text(event.result) + "\n")
     return 0
 

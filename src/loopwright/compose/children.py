@@ -1,9 +1,11 @@
 """Starts the worker processes of a distributed system, watches them, and connects to them. Never does their work.
 
-A child ends when its standard input closes, so none outlives its parent.
+A child ends when its standard input closes, so none outlives its parent, however that ends. One that dies by itself
+stays dead: its requests end with an error, and the log says so.
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +19,9 @@ from loopwright.router.router import Router
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.runs_client import RunsClient
 
-STOP_S = 10.0  # how long a child may take to end by itself
+STOP_S = 10.0  # how long the children may take to end by themselves
+
+log = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -28,23 +32,22 @@ class Ready(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def open_workers(config: Config) -> AsyncIterator[Router]:
-    """A model worker and the runtime workers, behind a router."""
+    """A model worker and the runtime workers, behind a router. Raises what a worker says it cannot start for."""
+    names = [f"runtime-{number}" for number in range(config.num_runtime_workers)]
+    clients: dict[str, RunsClient] = {}
+
+    def on_death(name: str) -> None:
+        if name in clients:  # without the model worker no run can go on, but each runtime worker notices by itself
+            clients[name].peer_died()
+
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(socket_folder())
-        watches = await stack.enter_async_context(asyncio.TaskGroup())
-        clients: dict[str, RunsClient] = {}
-        names = [f"runtime-{number}" for number in range(config.num_runtime_workers)]
-
-        def died(name: str) -> None:
-            # Without the model worker no run can go on; each runtime worker notices by its own connection.
-            if name in clients:
-                clients[name].peer_died()
-
-        children = [
-            await stack.enter_async_context(_child(name, config, folder, watches, died)) for name in ("model", *names)
-        ]
-        for child in children:
+        children = await stack.enter_async_context(_children(["model", *names], folder, config))
+        for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
             await child.ready()
+        watches = await stack.enter_async_context(asyncio.TaskGroup())
+        for child in children:
+            stack.callback(watches.create_task(child.watch(on_death)).cancel)
         for name in names:
             clients[name] = await RunsClient.connect(socket_address(folder, name), name="server")
             stack.callback(clients[name].close)
@@ -52,27 +55,17 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
 
 
 @asynccontextmanager
-async def _child(
-    name: str, config: Config, folder: Path, watches: asyncio.TaskGroup, died: Callable[[str], None]
-) -> AsyncIterator["_Child"]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "loopwright.compose.worker",
-        name,
-        str(folder),
-        msgspec.json.encode(config).decode(),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # an interrupt from the terminal is for the parent, which then ends its children
-    )
-    child = _Child(name, process)
-    watch = watches.create_task(child.watch(died))
+async def _children(names: list[str], folder: Path, config: Config) -> AsyncIterator[list["_Child"]]:
+    """One process for each name; all are gone at the end."""
+    children: list[_Child] = []
     try:
-        yield child
+        for name in names:
+            children.append(await _Child.start(name, folder, config))
+        yield children
     finally:
-        watch.cancel()
-        await child.stop()
+        for child in children:
+            child.ask_to_end()
+        await asyncio.gather(*(child.ended() for child in children))
 
 
 class _Child:
@@ -82,28 +75,45 @@ class _Child:
         self._name = name
         self._process = process
 
+    @classmethod
+    async def start(cls, name: str, folder: Path, config: Config) -> "_Child":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "loopwright.compose.worker"),
+            *(name, str(folder), msgspec.json.encode(config).decode()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # an interrupt from the terminal is for the parent, which then ends its children
+        )
+        return cls(name, process)
+
     async def ready(self) -> None:
         """Waits until it serves. Raises what it says it failed with."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             status = await self._process.wait()
-            raise InternalError(f"the {self._name} process ended with status {status} before it was ready")
+            raise InternalError(f"the {self._name} process ended with status {status} before it served")
         error = msgspec.json.decode(line, type=Ready).error
         if error is not None:
             raise from_info(error)
 
-    async def watch(self, died: Callable[[str], None]) -> None:
-        await self._process.wait()
-        died(self._name)
+    async def watch(self, on_death: Callable[[str], None]) -> None:
+        """Tells when it ends although nobody asked it to."""
+        status = await self._process.wait()
+        log.error("the %s process ended with status %d: restart the server", self._name, status)
+        on_death(self._name)
 
-    async def stop(self) -> None:
-        """Closes its input, which asks it to end, and waits; kills it when it takes too long."""
+    def ask_to_end(self) -> None:
+        """Closes its input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    async def ended(self) -> None:
+        """Waits until it has ended; kills it when it takes too long."""
         try:
             async with asyncio.timeout(STOP_S):
                 await self._process.wait()
         except TimeoutError:
+            log.warning("the %s process did not end within %g s and is killed", self._name, STOP_S)
             self._process.kill()
             await self._process.wait()

@@ -3,6 +3,7 @@
 Made by the command line; compose hands each layer its own section.
 """
 
+import os
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     num_blocks: int = 2048
     num_slots: int = 4096  # embed slots
-    num_threads: int = 0  # 0: as many as the machine has cores
+    num_threads: int = 0  # 0: one for each core that this process may use
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,3 +55,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def default_num_workers(num_cores: int) -> int:
     """0 up to 4 cores; above that a runtime worker for every two cores, at most 8."""
     return 0 if num_cores <= MAX_CORES_OF_ONE_PROCESS else min(8, num_cores // 2)
+
+
+def num_cores() -> int:
+    """How many cores this process may use; a container often has fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

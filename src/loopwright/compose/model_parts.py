@@ -1,23 +1,32 @@
-"""Loads a model: its files, its text side, its engine. Never serves it. Used by `system` and the model worker."""
+"""Loads a model: its files, its text side, its engine. Never serves it. Used by `system` and the model worker.
+
+The engine is imported when a model is loaded, and not at the top: torch takes a second and 200 MB, so only processes
+that compute import it, and beside other work.
+"""
 
 import asyncio
-import os
+import importlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
-from loopwright.compose.config import EngineConfig
+from loopwright.compose.config import EngineConfig, num_cores
+from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.executor import Executor
 from loopwright.core.model_info import ModelInfo
-from loopwright.engine.executor import TorchExecutor, create_executor
 from loopwright.runtime.host import ModelText
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
+
+if TYPE_CHECKING:
+    from loopwright.engine.executor import TorchExecutor
 
 Report = Callable[[str, float | None], None]
 
@@ -42,15 +51,11 @@ class ModelParts:
 @asynccontextmanager
 async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[ModelParts]:
     """Loads weights and tokenizer side by side; closes the engine at the end."""
-    num_threads = config.num_threads or os.cpu_count() or 1
-    loading = asyncio.to_thread(
-        create_executor,
-        files.path,
-        num_blocks=config.num_blocks,
-        num_slots=config.num_slots,
-        num_threads=num_threads,
+    num_threads = config.num_threads or num_cores()
+    executor, tokenizer = await asyncio.gather(
+        on_daemon_thread(lambda: _load_executor(files.path, config, num_threads)),
+        on_daemon_thread(lambda: load_tokenizer(files.path)),
     )
-    executor, tokenizer = await asyncio.gather(loading, asyncio.to_thread(load_tokenizer, files.path))
     try:
         yield ModelParts(
             text=model_text(_info(files, executor, tokenizer, config), tokenizer),
@@ -61,6 +66,11 @@ async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[M
         )
     finally:
         executor.close()
+
+
+def import_engine() -> ModuleType:
+    """The engine's executor module, imported on first use."""
+    return importlib.import_module("loopwright.engine.executor")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -74,7 +84,14 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
     return ModelText(info, tokenizer, ChatTemplate(source, tokenizer, SystemClock()) if source else None)
 
 
-def _info(files: ModelFiles, executor: TorchExecutor, tokenizer: Tokenizer, config: EngineConfig) -> ModelInfo:
+def _load_executor(path: Path, config: EngineConfig, num_threads: int) -> "TorchExecutor":
+    executor = import_engine().create_executor(
+        path, num_blocks=config.num_blocks, num_slots=config.num_slots, num_threads=num_threads
+    )
+    return cast("TorchExecutor", executor)
+
+
+def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, config: EngineConfig) -> ModelInfo:
     return ModelInfo(
         name=files.name,
         architecture=executor.config.architecture,

@@ -5,13 +5,15 @@ Used by the command line, the worker processes and tests.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from loopwright.compose.children import open_workers
 from loopwright.compose.config import Config, RuntimeConfig
-from loopwright.compose.model_parts import ModelParts, Report, open_model
+from loopwright.compose.model_parts import ModelParts, Report, import_engine, open_model
+from loopwright.compose.one_error import one_error
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
@@ -22,9 +24,10 @@ from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
-from loopwright.runtime.sandboxes.runner_build import prepare_runner
+from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
 from loopwright.weights import store
+from loopwright.weights.store import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +58,53 @@ class DistributedSystem:
     runs: Runs
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What lies on this machine's disk and is whole."""
+
+    model: ModelFiles
+    runner: RunnerFiles | None  # None: no Wasm sandbox
+
+
+def prepare(config: Config, report: Report) -> Prepared:
+    """Fetches the model and builds the runner, if the machine lacks them; `report` is told of long work.
+
+    For the main thread, outside of an event loop: there an interrupt ends it at once, whatever it waits for. Meanwhile
+    another thread imports the engine, unless other processes are to compute."""
+    if not config.num_runtime_workers:
+        Thread(target=_import_early, name="loopwright-import", daemon=True).start()
+    files = store.resolve(config.model, report)
+    return Prepared(files, prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None)
+
+
+def _import_early() -> None:
+    with suppress(ImportError):  # who loads a model imports it again, and reports it
+        import_engine()
+
+
 @asynccontextmanager
-async def open_system(config: Config, report: Report) -> AsyncIterator[System | DistributedSystem]:
-    """Starts everything the config asks for, and stops it at the end. `report` is told of long work."""
+async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[System | DistributedSystem]:
+    """Starts everything the config asks for, and stops it at the end."""
     if config.num_runtime_workers:
-        await asyncio.to_thread(store.resolve, config.model, report)  # downloads happen here, where they are shown
-        await asyncio.to_thread(prepare_runner, store.cache_folder(), report)
-        async with open_workers(config) as runs:
-            yield DistributedSystem(runs)
+        with one_error():
+            async with open_workers(config) as runs:
+                yield DistributedSystem(runs)
     else:
-        async with open_here(config, report) as system:
+        async with open_here(config, prepared) as system:
             yield system
 
 
 @asynccontextmanager
-async def open_here(config: Config, report: Report) -> AsyncIterator[System]:
+async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]:
     """All layers in this process."""
-    files = await asyncio.to_thread(store.resolve, config.model, report)
-    async with AsyncExitStack() as stack:
-        sandboxes_ready = asyncio.create_task(open_sandboxes(config.runtime, report))
-        try:
-            model = await stack.enter_async_context(open_model(files, config.engine))
-        except BaseException:
-            sandboxes_ready.cancel()
-            raise
-        sandboxes = await sandboxes_ready
-        stack.push_async_callback(close_sandboxes, sandboxes)
-        control = await stack.enter_async_context(open_control(model, config.control))
-        launcher = make_launcher(control, model.text, sandboxes, config.runtime)
-        yield System(await stack.enter_async_context(launcher), control, model)
+    with one_error():
+        async with AsyncExitStack() as stack:
+            sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
+            stack.push_async_callback(close_sandboxes, sandboxes)
+            model = await stack.enter_async_context(open_model(prepared.model, config.engine))
+            control = await stack.enter_async_context(open_control(model, config.control))
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime)
+            yield System(await stack.enter_async_context(launcher), control, model)
 
 
 @asynccontextmanager
@@ -105,12 +126,15 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
 
 
 async def open_sandboxes(config: RuntimeConfig, report: Report) -> dict[str, Sandbox]:
-    """The sandboxes by name. Builds the Wasm runner first if this machine has not."""
-    sandboxes: dict[str, Sandbox] = {"native": NativeSandbox()}
-    if config.needs_wasm:
-        runner = await asyncio.to_thread(prepare_runner, store.cache_folder(), report)
-        sandboxes["wasm"] = open_wasm_sandbox(runner, config.sandbox_backend)
-    return sandboxes
+    """As `make_sandboxes`. Builds the Wasm runner first if this machine has not."""
+    runner = await asyncio.to_thread(prepare_runner, store.cache_folder(), report) if config.needs_wasm else None
+    return make_sandboxes(config, runner)
+
+
+def make_sandboxes(config: RuntimeConfig, runner: RunnerFiles | None) -> dict[str, Sandbox]:
+    """The sandboxes by name; no "wasm" without a runner. Called on the event loop's thread."""
+    native: dict[str, Sandbox] = {"native": NativeSandbox()}
+    return native if runner is None else {**native, "wasm": open_wasm_sandbox(runner, config.sandbox_backend)}
 
 
 async def close_sandboxes(sandboxes: dict[str, Sandbox]) -> None:
@@ -135,9 +159,6 @@ def make_launcher(control: Control, text: ModelText, sandboxes: dict[str, Sandbo
 @asynccontextmanager
 async def open_bench_system(model: str) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults."""
-    async with open_here(Config(model=model), _no_report) as system:
+    config = Config(model=model)
+    async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system
-
-
-def _no_report(stage: str, fraction: float | None) -> None:
-    """For measurements, which print their own table."""

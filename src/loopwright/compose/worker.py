@@ -1,7 +1,7 @@
 """The body of a worker process: `python -m loopwright.compose.worker NAME SOCKET_FOLDER CONFIG`. Started by `children`.
 
 `model` holds control and engine; `runtime-N` holds programs. Prints one line when it serves, or why it cannot, and ends
-when its standard input closes.
+when its standard input closes. Never reads it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import msgspec
 from loopwright.compose.children import Ready
 from loopwright.compose.config import Config
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
+from loopwright.compose.one_error import one_error
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
 from loopwright.transport.addresses import socket_address
@@ -22,6 +23,8 @@ from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
+
+LOAD_S = 3600.0  # how long a model may take to load; the parent watches whether it still does
 
 
 def main() -> int:
@@ -33,40 +36,47 @@ def main() -> int:
     except LoopwrightError as error:
         _print_ready(Ready(error.info()))
         return 1
+    except asyncio.CancelledError:
+        return 0
     return 0
 
 
 async def _serve(name: str, folder: Path, config: Config) -> None:
-    async with AsyncExitStack() as stack:
-        server = await (_model_server if name == "model" else _runtime_server)(stack, name, folder, config)
-        async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(server.serve(lambda: _print_ready(Ready())))
-            await asyncio.to_thread(_wait_for_parent)
-            serving.cancel()
+    _end_with_parent()
+    with one_error():
+        async with AsyncExitStack() as stack:
+            server = await (_model_server if name == "model" else _runtime_server)(stack, name, folder, config)
+            await server.serve(lambda: _print_ready(Ready()))
+
+
+def _end_with_parent() -> None:
+    """Cancels this task once the parent closes our standard input, or is gone: that makes it readable."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def end() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        task.cancel()
+
+    loop.add_reader(sys.stdin.fileno(), end)
 
 
 async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> ControlServer:
-    files = store.resolve(config.model, _no_report)
+    files = store.resolve(config.model)
     model = await stack.enter_async_context(open_model(files, config.engine))
     control = await stack.enter_async_context(open_control(model, config.control))
     return ControlServer(control, socket_address(folder, name))
 
 
 async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> RunsServer:
-    control = await ControlClient.connect(socket_address(folder, "model"), name=name)
-    stack.callback(control.close)
-    files = store.resolve(config.model, _no_report)
-    text = model_text(control.models()[0], load_tokenizer(files.path))
-    sandboxes = await open_sandboxes(config.runtime, _no_report)
+    sandboxes = await open_sandboxes(config.runtime, store.no_progress)  # while the model loads
     stack.push_async_callback(close_sandboxes, sandboxes)
+    tokenizer = load_tokenizer(store.resolve(config.model).path)
+    control = await ControlClient.connect(socket_address(folder, "model"), name=name, timeout_s=LOAD_S)
+    stack.callback(control.close)
+    text = model_text(control.models()[0], tokenizer)
     launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime))
     return RunsServer(launcher, socket_address(folder, name))
-
-
-def _wait_for_parent() -> None:
-    """Blocks until the parent closes our standard input, or is gone."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
 
 
 def _print_ready(ready: Ready) -> None:
@@ -74,9 +84,7 @@ def _print_ready(ready: Ready) -> None:
     sys.stdout.flush()
 
 
-def _no_report(stage: str, fraction: float | None) -> None:
-    """The parent has fetched and built everything already."""
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    sys.stdout.flush()
+    os._exit(exit_status)  # a thread that still loads the model need not be waited for, nor survives the interpreter

@@ -19,11 +19,13 @@ BACKLOG = 2048
 MAX_PORT = 65535
 
 
-async def serve(app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None) -> None:
+async def serve(
+    app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None
+) -> signal.Signals | None:
     """Serves until SIGINT, SIGTERM or cancellation, then lets requests under way end, for a while.
 
-    `ready` gets the port, which is chosen when `port` is 0. Raises Unavailable (say, it is in use) or
-    BadRequest."""
+    `ready` gets the port, which is chosen when `port` is 0. Returns the first signal. Raises Unavailable (say, it is in
+    use) or BadRequest."""
     listener = listen(host, port)
     config = uvicorn.Config(
         app,
@@ -45,6 +47,7 @@ async def serve(app: ASGIApp, host: str, port: int, ready: Callable[[int], None]
             raise
         finally:
             await _end(server.server_state.tasks)
+    return server.stopped_by
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -85,6 +88,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self.stopped_by: signal.Signals | None = None
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,10 +101,11 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+def _stopped_by_signals(server: _Server) -> Iterator[None]:
     """The first signal asks the server to stop, the second does not wait for requests. In the main thread only."""
 
-    def stop() -> None:
+    def stop(received: signal.Signals) -> None:
+        server.stopped_by = server.stopped_by or received
         server.force_exit = server.should_exit
         server.should_exit = True
 
@@ -110,7 +115,7 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for one in signals:
-        loop.add_signal_handler(one, stop)
+        loop.add_signal_handler(one, stop, one)
     try:
         yield
     finally:
