@@ -72,3 +72,40 @@ async def served(system: System) -> AsyncIterator[Served]:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+
+
+class Tool:
+    """An HTTP server that programs may call: it answers `body` to everyone, once it may."""
+
+    def __init__(self, body: str) -> None:
+        self.port = 0
+        self.num_asked = 0
+        self.num_hung_up = 0  # callers that went before they were answered
+        self.may_answer = asyncio.Event()
+        self._body = body.encode()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.num_asked += 1
+        leaving, waiting = asyncio.create_task(reader.read()), asyncio.create_task(self.may_answer.wait())
+        await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(self._body))
+            writer.write(self._body)
+        else:
+            self.num_hung_up += 1
+        leaving.cancel()
+        waiting.cancel()
+        writer.close()
+
+
+@asynccontextmanager
+async def tool(body: str, *, answers_at_once: bool = True) -> AsyncIterator[Tool]:
+    """A tool on a free port of loopback."""
+    one = Tool(body)
+    if answers_at_once:
+        one.may_answer.set()
+    server = await asyncio.start_server(one.answer, "127.0.0.1", 0)
+    async with server:
+        one.port = server.sockets[0].getsockname()[1]
+        yield one
