@@ -1,0 +1,91 @@
+"""The real default model, through the real `openai` package and a real server: it knows a capital, and its tokens are
+those of the one-request loop, alone and beside eight neighbours."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from http_rig import Served, served
+
+from loopwright.core.calls import Sampling
+from loopwright.engine.oracle import Generated
+from system_rig import SmolLM2, in_loop, system_over
+
+pytestmark = pytest.mark.model
+
+QUESTION, TASK = "What is the capital of France?", "Write a poem about the sea."
+MAX_TOKENS = 20
+NEIGHBOURS = tuple(f"Tell me something about {word}." for word in ("fog", "ice", "moss", "owls", "rain", "snow", "tea"))
+
+PROGRAM = """
+from loopwright import Context
+async def main(question: str, max_tokens: int):
+    ctx = Context()
+    ctx.user(question)
+    turn = await ctx.generate(max_tokens=max_tokens)
+    return [turn.tokens, turn.logprobs]
+"""
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2: SmolLM2) -> Mapping[str, Generated]:
+    """What the one-request loop answers, by question, with the token that ends the turn."""
+    template, ends = smollm2.text.chat_template, smollm2.text.tokenizer.eos_ids
+    assert template is not None
+
+    def answer(content: str) -> Generated:
+        prompt = template.render([{"role": "user", "content": content}], add_generation_prompt=True)
+        return smollm2.oracle.generate(prompt, Sampling(), MAX_TOKENS, ends)
+
+    return {content: answer(content) for content in (QUESTION, TASK)}
+
+
+def test_an_openai_client_gets_the_oracle_s_answer_whole_and_streamed(
+    smollm2: SmolLM2, oracle: Mapping[str, Generated]
+) -> None:
+    async def scenario() -> None:
+        async with system_over(smollm2.executor, smollm2.text) as system, served(system) as client:
+            assert [model.id async for model in client.openai.models.list()] == [client.model]
+            assert "Paris" in await client.chat(QUESTION)
+            for content, expected in oracle.items():
+                whole = await client.chat(content, max_tokens=MAX_TOKENS)
+                streamed = await client.stream_chat(content, max_tokens=MAX_TOKENS)
+                assert whole == streamed == smollm2.text.tokenizer.decode(expected.tokens)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("sandbox", ["native", pytest.param("wasm", marks=pytest.mark.wasm)])
+def test_a_program_gets_the_oracle_s_tokens(smollm2: SmolLM2, oracle: Mapping[str, Generated], sandbox: str) -> None:
+    async def scenario() -> None:
+        async with system_over(smollm2.executor, smollm2.text) as system:
+            for content, expected in oracle.items():
+                outcome = await system.run(PROGRAM, sandbox, question=content, max_tokens=MAX_TOKENS)
+                tokens, logprobs = outcome.result
+                assert tokens == list(expected.tokens)
+                assert logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+    in_loop(scenario)
+
+
+def test_eight_neighbours_change_nothing(smollm2: SmolLM2, oracle: Mapping[str, Generated]) -> None:
+    async def scenario() -> None:
+        async with system_over(smollm2.executor, smollm2.text) as system, served(system) as client:
+            before = await system.controller.stats()
+            outcome, text, *others = await asyncio.gather(
+                system.run(PROGRAM, question=TASK, max_tokens=MAX_TOKENS),
+                client.chat(QUESTION, max_tokens=MAX_TOKENS),
+                *(beside(client, number, content) for number, content in enumerate(NEIGHBOURS)),
+            )
+            after = await system.controller.stats()
+            assert outcome.result[0] == list(oracle[TASK].tokens)
+            assert text == smollm2.text.tokenizer.decode(oracle[QUESTION].tokens)
+            assert all(others)
+            assert (after.num_rows - before.num_rows) / (after.num_steps - before.num_steps) > 4  # they did meet
+
+    in_loop(scenario)
+
+
+async def beside(client: Served, number: int, content: str) -> str:
+    chat = client.stream_chat if number % 2 else client.chat
+    return await chat(content, max_tokens=MAX_TOKENS, temperature=number % 3 / 2, seed=number)
