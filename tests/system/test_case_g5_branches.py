@@ -1,5 +1,5 @@
 """Case G5. Eight branches are forked from one prefix and gathered: the prefix is run once, the branches share batches,
-and each branch, drawn with its own seed, is what the one-request loop draws: unlike its siblings, and the same twice."""
+and each branch, drawn with its own seed, is what the one-request loop draws: unlike its siblings, and repeatable."""
 
 import itertools
 

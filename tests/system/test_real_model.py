@@ -15,6 +15,7 @@ pytestmark = pytest.mark.model
 
 QUESTION, TASK = "What is the capital of France?", "Write a poem about the sea."
 MAX_TOKENS = 20
+NOISE = 1e-4  # of float32 through 30 layers: two orders of summation differ by up to that much
 NEIGHBOURS = tuple(f"Tell me something about {word}." for word in ("fog", "ice", "moss", "owls", "rain", "snow", "tea"))
 
 PROGRAM = """
@@ -63,7 +64,7 @@ def test_a_program_gets_the_oracle_s_tokens(smollm2: SmolLM2, oracle: Mapping[st
                 outcome = await system.run(PROGRAM, sandbox, question=content, max_tokens=MAX_TOKENS)
                 tokens, logprobs = outcome.result
                 assert tokens == list(expected.tokens)
-                assert logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+                assert logprobs == pytest.approx(expected.logprobs, abs=NOISE)
 
     in_loop(scenario)
 
