@@ -5,11 +5,13 @@ that compute import it, and beside other work.
 """
 
 import asyncio
+import gc
 import importlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from loopwright.engine.executor import TorchExecutor
 
 Report = Callable[[str, float | None], None]
+
+_import_lock = Lock()
 
 TRAITS = ("allocate", "forward", "input_text", "output_text", "tokenize")
 
@@ -69,8 +73,13 @@ async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[M
 
 
 def import_engine() -> ModuleType:
-    """The engine's executor module, imported on first use."""
-    return importlib.import_module("loopwright.engine.executor")
+    """The engine's executor module, imported on first use. Safe on any thread."""
+    with _import_lock:
+        gc.disable()  # torch makes a hundred thousand objects and keeps them: looking for garbage is a tenth of the time
+        try:
+            return importlib.import_module("loopwright.engine.executor")
+        finally:
+            gc.enable()
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
