@@ -75,7 +75,7 @@ async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[M
 def import_engine() -> ModuleType:
     """The engine's executor module, imported on first use. Safe on any thread."""
     with _import_lock:
-        gc.disable()  # torch makes a hundred thousand objects and keeps them: looking for garbage is a tenth of the time
+        gc.disable()  # torch makes 100,000 objects and keeps them: looking for garbage would be a tenth of the time
         try:
             return importlib.import_module("loopwright.engine.executor")
         finally:
