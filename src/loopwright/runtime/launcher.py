@@ -159,7 +159,8 @@ class Launcher:
         return spec.program, self._programs.get(spec.program)
 
     def _make_run(self, spec: RunSpec, name: str, program: Program, sandbox: Sandbox) -> Run:
-        run_id = RunId(secrets.token_hex(8))
+        drawn = secrets.token_bytes(15)  # asked for once: it costs a tenth of a millisecond on some machines
+        run_id = RunId(drawn[:8].hex())
         limits = program.metadata.limits.capped(self._caps)
         return Run(
             run_id=run_id,
@@ -168,7 +169,7 @@ class Launcher:
             arguments=spec.arguments,
             sandbox=sandbox,
             limits=limits,
-            seed=spec.seed if spec.seed is not None else secrets.randbits(53),
+            seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=EventLog(run_id, self._clock, limits.max_output_bytes),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
