@@ -1,0 +1,137 @@
+"""Every program of programs/ runs in the Wasm sandbox, beside the real model, and its events are those of expected/.
+
+LOOPWRIGHT_WRITE_EXPECTED=1 writes those files anew, to be read before they are committed. In them, texts that follow
+each other are one, and what differs from run to run is left out.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.cli.demo_search import search_tool
+from loopwright.core.events import Emit, Event, Text
+from loopwright.core.runs import RunSpec
+from system_rig import (
+    PROGRAMS,
+    Outcome,
+    RunningRun,
+    SmolLM2,
+    System,
+    WatchedExecutor,
+    event_list,
+    in_loop,
+    program_source,
+    system_over,
+)
+
+pytestmark = [pytest.mark.wasm, pytest.mark.model]
+
+EXPECTED = Path(__file__).parent / "expected"
+
+
+def test_every_program_has_a_test_and_expected_events() -> None:
+    names = {path.stem for path in PROGRAMS.glob("*.py")}
+    assert {path.stem for path in EXPECTED.glob("*.json")} == names
+    tests = [name for name in globals() if name.startswith("test_")]
+    assert [name for name in sorted(names) if not any(test.startswith(f"test_{name}_") for test in tests)] == []
+
+
+def test_hello_greets(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            await run_as_expected(system, "hello")
+            assert engine.batches == []  # the smallest program asks nothing of the model
+
+    in_loop(scenario)
+
+
+def test_completion_continues_a_text(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            await run_as_expected(system, "completion")
+
+    in_loop(scenario)
+
+
+def test_chat_shows_its_answer_piece_by_piece(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            outcome = await run_as_expected(system, "chat")
+            assert sum(isinstance(event, Text) for event in outcome.events) > 5
+
+    in_loop(scenario)
+
+
+def test_custom_sampler_reads_distributions_and_never_writes_the_banned_word(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "custom_sampler")
+            assert "Paris" not in outcome.result
+            rows = [row for batch in engine.batches for row in batch.rows]
+            assert all(row.sampling is None for row in rows)  # the program chooses, not the engine
+            tokens = smollm2.text.tokenizer.encode(outcome.result)
+            assert (
+                sum(len(row.distributions) for row in rows) == len(tokens) + 1
+            )  # and the one with the end of the turn
+
+    in_loop(scenario)
+
+
+def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "fork_and_join")
+            assert len(set(outcome.result)) == 8
+            assert max(len(batch.rows) for batch in engine.batches) == 8
+            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the prefix, once
+
+    in_loop(scenario)
+
+
+def test_react_searches_and_answers(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            with search_tool() as url:
+                outcome = await run_as_expected(system, "react", search_url=url)
+            calls = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert len(calls) >= 1
+            assert "Seine" in outcome.result
+
+    in_loop(scenario)
+
+
+@asynccontextmanager
+async def watched_system(smollm2: SmolLM2) -> AsyncIterator[tuple[System, WatchedExecutor]]:
+    engine = WatchedExecutor(smollm2.executor)
+    async with system_over(engine, smollm2.text) as system:
+        yield system, engine
+
+
+async def run_as_expected(system: System, name: str, **more_arguments: Any) -> Outcome:
+    """Runs a program with the arguments that its file in expected/ names, and compares its events."""
+    path = EXPECTED / f"{name}.json"
+    expected = json.loads(path.read_text())
+    arguments = {**expected["arguments"], **more_arguments}
+    spec = RunSpec(source=program_source(name), filename=f"{name}.py", arguments=arguments, seed=0)
+    outcome = await RunningRun(system.launcher, await system.launcher.start(spec)).outcome()
+    events = with_joined_texts(outcome.events)
+    if os.environ.get("LOOPWRIGHT_WRITE_EXPECTED"):
+        expected["events"] = events
+        path.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
+    assert events == expected["events"]
+    return outcome
+
+
+def with_joined_texts(events: Sequence[Event]) -> list[dict[str, Any]]:
+    joined: list[dict[str, Any]] = []
+    for event in event_list(events):
+        if joined and event["type"] == joined[-1]["type"] == "text":
+            joined[-1]["text"] += event["text"]
+        else:
+            joined.append(event)
+    return joined
