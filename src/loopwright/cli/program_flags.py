@@ -30,27 +30,43 @@ def program_parser(program: Program, command: str) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,  # `help` may be a parameter
-        conflict_handler="resolve",  # `flag: bool` has --no-flag, which may be a parameter as well
     )
+    names = {parameter.name for parameter in program.parameters}
     for parameter in program.parameters:
-        _add_flag(parser, parameter)
+        if parameter.type == "bool":
+            _add_switch(parser, parameter, has_negation=f"no_{parameter.name}" not in names)
+        else:
+            _add_flag(parser, parameter)
     return parser
 
 
 def _add_flag(parser: argparse.ArgumentParser, parameter: Parameter) -> None:
-    flags = [f"--{parameter.name.replace('_', '-')}"]
-    if "_" in parameter.name:
-        flags.append(f"--{parameter.name}")
+    parser.add_argument(
+        *_flags(parameter.name),
+        dest=parameter.name,
+        required=parameter.is_required,
+        type=_reader(parameter.type),
+        metavar="VALUE",
+        help=_help(parameter),
+    )
+
+
+def _add_switch(parser: argparse.ArgumentParser, parameter: Parameter, *, has_negation: bool) -> None:
+    """--name and --no-name. argparse's own action takes the --no-cache of a parameter `no_cache` for a negation."""
+    group = parser.add_mutually_exclusive_group(required=parameter.is_required)
+    options: dict[str, Any] = {"dest": parameter.name, "action": "store_const"}
+    group.add_argument(*_flags(parameter.name), const=True, help=_help(parameter), **options)
+    if has_negation:
+        group.add_argument(*_flags(f"no_{parameter.name}"), const=False, help=f"not --{parameter.name}", **options)
+
+
+def _flags(name: str) -> list[str]:
+    return list(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")))
+
+
+def _help(parameter: Parameter) -> str:
     text = parameter.type if parameter.is_required else f"{parameter.type}, default {parameter.default!r}"
-    options: dict[str, Any] = {
-        "dest": parameter.name,
-        "required": parameter.is_required,
-        "help": text.replace("%", "%%"),
-    }
-    if parameter.type == "bool":
-        parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
-    else:
-        parser.add_argument(*flags, type=_reader(parameter.type), metavar="VALUE", **options)
+    return text.replace("%", "%%")
 
 
 def _reader(type_name: str) -> Callable[[str], Any]:

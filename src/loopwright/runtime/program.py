@@ -95,9 +95,8 @@ def _parse(source: str, filename: str) -> ast.Module:
     try:
         return ast.parse(source, filename, feature_version=(3, 11))
     except SyntaxError as error:
-        raise ProgramRejected(
-            f"{filename}, line {error.lineno}: {error.msg}", hint="programs are written in Python 3.11"
-        ) from None
+        place = filename if error.lineno is None else f"{filename}, line {error.lineno}"  # null bytes have no line
+        raise ProgramRejected(f"{place}: {error.msg}", hint="programs are written in Python 3.11") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, lone surrogates, absurd nesting
         raise ProgramRejected(f"{filename} cannot be parsed: {error}") from None
 

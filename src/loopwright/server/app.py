@@ -23,6 +23,12 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
     chat = ChatRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
+
+    async def health(request: Request) -> Response:
+        """GET /health: asks the control layer, so that a server whose model process died does not pass for well."""
+        await runs.stats()
+        return json_response({"status": "ok"})
+
     routes: list[BaseRoute] = [
         Route("/health", health, methods=["GET"]),
         Route("/v1/models", chat.models, methods=["GET"]),
@@ -48,8 +54,3 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         },
         openapi_url=None,  # bodies are checked by our own types, which FastAPI's schema does not know
     )
-
-
-async def health(request: Request) -> Response:
-    """GET /health"""
-    return json_response({"status": "ok"})
