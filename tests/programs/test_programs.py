@@ -75,9 +75,7 @@ def test_custom_sampler_reads_distributions_and_never_writes_the_banned_word(smo
             rows = [row for batch in engine.batches for row in batch.rows]
             assert all(row.sampling is None for row in rows)  # the program chooses, not the engine
             tokens = smollm2.text.tokenizer.encode(outcome.result)
-            assert (
-                sum(len(row.distributions) for row in rows) == len(tokens) + 1
-            )  # and the one with the end of the turn
+            assert sum(len(row.distributions) for row in rows) == len(tokens) + 1  # and one that ends the turn
 
     in_loop(scenario)
 
