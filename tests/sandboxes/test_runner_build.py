@@ -87,6 +87,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
     assert not list((tmp_path / "runner").glob(".building*"))
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, built: list[str]) -> None:
+    (tmp_path / "runner" / ".building-x" / "app").mkdir(parents=True)
+    prepare(tmp_path)
+    assert not list((tmp_path / "runner").glob(".building*"))
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_build, "_build", lambda _scratch, output: output.write_bytes(b"no component"))
+    with pytest.raises(Unavailable, match=r"cannot compile .*\.wasm: "):
+        prepare(tmp_path)
+    assert not list((tmp_path / "runner").glob("*.cwasm*"))
+
+
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, built: list[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="cannot prepare the Python runner"):

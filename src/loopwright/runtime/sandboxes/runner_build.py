@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
-from wasmtime import WasmtimeError
 from wasmtime.component import Component
 
 import loopwright.sdk
@@ -31,7 +30,9 @@ MAX_KEPT_VERSIONS = 4
 
 _GUEST = Path(__file__).parent / "guest"
 _SDK = Path(loopwright.sdk.__file__).parent
+_SCRATCH = ".building-"
 _BUILD = "from componentize_py import script; script()"
+_COMPILE = f"import sys; from {__name__} import compile_component; compile_component(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ def prepare_runner(cache_dir: Path, progress: Progress) -> RunnerFiles:
     return files
 
 
+def compile_component(component: str, output: str) -> None:
+    """Writes a component as machine code for this machine; the body of the process that `prepare_runner` starts."""
+    Path(output).write_bytes(Component.from_file(new_engine(), component).serialize())
+
+
 def runner_files(folder: Path) -> RunnerFiles:
     """Where the runner of these sources, this wasmtime and this machine lies."""
     source_key = _digest(
@@ -81,7 +87,7 @@ def is_intact(path: Path) -> bool:
 
 def _build_and_compile(files: RunnerFiles, progress: Progress) -> None:
     folder = files.compiled.parent
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as scratch_name:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch_name:
         scratch = Path(scratch_name)
         if not is_intact(files.component):
             progress("building the Python runner", None)
@@ -123,10 +129,19 @@ def _build(scratch: Path, output: Path) -> None:
 
 
 def _compile(component: Path, output: Path) -> None:
-    try:
-        output.write_bytes(Component.from_file(new_engine(), component).serialize())
-    except WasmtimeError as error:
-        raise Unavailable(f"cannot compile {component}: {str(error).splitlines()[0]}", hint="delete it") from error
+    """In a process of its own, which an interrupt ends: while wasmtime compiles, Python hears of none."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILE, component, output],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise Unavailable(
+            f"cannot compile {component}: {said}", hint="see that the disk has 200 MB free, or delete that file"
+        )
 
 
 def _keep(path: Path, target: Path) -> None:
@@ -156,6 +171,8 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
         except BlockingIOError:
             progress("waiting for another process that prepares the Python runner", None)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in folder.glob(f"{_SCRATCH}*"):  # of a process that was killed: nobody else works here
+            shutil.rmtree(stale, ignore_errors=True)
         yield
 
 
