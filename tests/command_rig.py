@@ -115,6 +115,7 @@ class Server:
 
     running: Running
     url: str
+    programs: Path
 
     def command(self, *words: str | Path) -> Done:
         """Runs a verb that talks to a server, against this one."""
@@ -122,42 +123,35 @@ class Server:
 
     def workers(self) -> dict[str, int]:
         """The process id of each worker that lives, by its name."""
-        return workers_of(self.running.pid)
+        return workers_of(self.programs)
 
 
 @contextmanager
 def serving(folder: Path, *flags: str | Path, env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server on a free port; `folder` holds its programs and its stderr. Asked to end after the block."""
-    words = ("serve", "--port", "0", "--programs-dir", folder / "programs", *flags)
-    with running(*words, err=folder / "err.txt", env=env) as process:
+    programs = folder / "programs"
+    with running(
+        "serve", "--port", "0", "--programs-dir", programs, *flags, err=folder / "err.txt", env=env
+    ) as process:
         process.until(lambda: "http://" in process.err)
         (url,) = re.findall(r"(http://\S+)/v1 ", process.err)
-        yield Server(process, url)
+        yield Server(process, url, programs)
         if process.process.poll() is None:
             assert process.stop(signal.SIGTERM).status == 0
 
 
-def workers_of(parent: int) -> dict[str, int]:
-    """The worker processes of a server process, by name: also those whose parent is gone, by its session."""
-    return {name: pid for pid, name, ppid in worker_processes() if ppid == parent}
-
-
-def worker_processes() -> list[tuple[int, str, int]]:
-    """Process id, worker name and parent's id of every worker of this machine that is no zombie."""
-    found = []
+def workers_of(programs: Path) -> dict[str, int]:
+    """The workers of the server with that folder of programs, whether it lives or not."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode().split("\0")
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue  # it ended meanwhile
-        if "loopwright.compose.worker" in words and state != "Z":
-            found.append((int(folder.name), words[words.index("loopwright.compose.worker") + 1], int(parent)))
+        if "loopwright.compose.worker" in words and f'"{programs}"' in words[-2] and state != "Z":
+            found[words[words.index("loopwright.compose.worker") + 1]] = int(folder.name)
     return found
-
-
-def is_alive(pid: int) -> bool:
-    return any(pid == one for one, _, _ in worker_processes())
 
 
 def eventually(is_true: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:

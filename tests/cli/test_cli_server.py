@@ -1,0 +1,202 @@
+"""serve, deploy, ps, logs and cancel against a real server, and what they say when there is none."""
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import httpx
+import pytest
+
+from command_rig import Server, run_command, running, serving, workers_of, write_program
+
+pytestmark = pytest.mark.wasm
+
+WAITER = "import asyncio\nasync def main(): print('waits'); await asyncio.sleep(1000)"
+
+
+@pytest.fixture(scope="module", params=["1", "3"], ids=["one process", "several processes"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, byte_gguf: Path
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, "--model", byte_gguf, "--processes", request.param) as server:
+        yield server
+
+
+def start(server: Server, program: str, **arguments: object) -> str:
+    """Starts a run that goes on by itself; returns its id."""
+    url = f"{server.url}/v1/programs/{program}/runs?detach=true"
+    with httpx.stream("POST", url, json={"arguments": arguments}, timeout=60) as response:
+        assert response.status_code == 200, response.read()
+        return response.headers["x-run-id"]
+
+
+def rows(server: Server, *flags: str) -> dict[str, list[str]]:
+    """The cells of `loopwright ps`, by run."""
+    done = server.command("ps", *flags)
+    assert (done.status, done.err) == (0, "")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
+    return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_a_deployed_program_is_a_route_and_a_model_name(server: Server, tmp_path: Path):
+    program = write_program(tmp_path, "async def main(name: str = 'you'): return f'Hello, {name}'", "say_hello.py")
+    done = server.command("deploy", program)
+    assert (done.status, done.err) == (0, "")
+    assert done.out == f'say-hello: POST {server.url}/v1/programs/say-hello/runs, or model="program:say-hello"\n'
+    body = {"arguments": {"name": "Ada"}, "stream": False}
+    answer = httpx.post(f"{server.url}/v1/programs/say-hello/runs", json=body, timeout=60)
+    assert answer.json()["result"] == "Hello, Ada"
+    models = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert "program:say-hello" in [model["id"] for model in models]
+
+
+def test_a_run_is_listed_followed_and_cancelled(server: Server, tmp_path: Path):
+    assert server.command("deploy", write_program(tmp_path, WAITER, "waiter.py")).status == 0
+    run_id = start(server, "waiter")
+    assert rows(server)[run_id][:2] == ["waiter", "running"]
+    done = server.command("cancel", run_id)
+    assert (done.status, done.out, done.err) == (0, f"{run_id}: asked to end\n", "")
+    logs = server.command("logs", "--json", run_id)  # ends with the run
+    events = [json.loads(line) for line in logs.out.splitlines()]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "started"
+    assert [event["code"] for event in events if event["type"] == "done"] == ["cancelled"]
+    assert events[-1]["type"] == "done"
+    assert run_id not in rows(server)
+    assert rows(server, "--all")[run_id][:2] == ["waiter", "cancelled"]
+
+
+def test_logs_shows_an_event_a_line(server: Server, tmp_path: Path):
+    assert (
+        server.command("deploy", write_program(tmp_path, "async def main(): print('a line')", "liner.py")).status == 0
+    )
+    done = server.command("logs", start(server, "liner"))
+    assert (done.status, done.err) == (0, "")
+    assert [line.split()[1] for line in done.out.splitlines()] == ["started", "log", "done"]
+    assert '"line": "a line"' in done.out
+
+
+def test_an_interrupt_of_logs_is_one_line_and_leaves_the_run(server: Server, tmp_path: Path):
+    assert server.command("deploy", write_program(tmp_path, WAITER, "waiter.py")).status == 0
+    run_id = start(server, "waiter")
+    words = ("logs", run_id, "--url", server.url)
+    with running(*words, err=tmp_path / "err") as process:
+        assert process.process.stdout is not None
+        assert "started" in process.process.stdout.readline()
+        done = process.stop(signal.SIGINT)
+    assert (done.status, done.err) == (130, "loopwright: interrupted\n")
+    assert rows(server)[run_id][1] == "running"
+    assert server.command("cancel", run_id).status == 0
+
+
+@pytest.mark.parametrize("run_id", ["0123456789abcdef", "../models", "a b?c#d", "ü"])
+@pytest.mark.parametrize("verb", ["logs", "cancel"])
+def test_a_run_that_nobody_knows_is_one_line(verb: str, run_id: str, server: Server):
+    line = server.command(verb, run_id).error_line()
+    assert "404" in line
+    assert "no run" in line or "Not Found" in line
+
+
+def test_a_name_that_cannot_be_one_is_one_line(server: Server, tmp_path: Path):
+    program = write_program(tmp_path, "async def main(): ...")
+    assert "'A B' cannot name a program" in server.command("deploy", program, "--name", "A B").error_line()
+
+
+@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"]])
+def test_without_a_server_a_verb_says_how_to_start_one(words: list[str], tmp_path: Path):
+    write_program(tmp_path, "async def main(): ...")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        line = run_command(*words, "--url", url, cwd=tmp_path).error_line()
+    assert line == (f"no server answers at {url} (start one with `loopwright serve`, or name another with --url)")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[", "http://127.0.0.1:port", ""])
+def test_a_url_that_is_none_is_one_line(url: str):
+    assert run_command("ps", "--url", url).error_line()
+
+
+@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"]])
+def test_another_kind_of_server_is_one_line(words: list[str], tmp_path: Path):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    write_program(tmp_path, "async def main(): ...")
+    with HTTPServer(("127.0.0.1", 0), Quiet) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{other.server_address[1]}"
+            assert "not as a Loopwright server does" in run_command(*words, "--url", url, cwd=tmp_path).error_line()
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+def test_a_busy_port_is_said_before_the_model_is_looked_for():
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        line = run_command("serve", "--port", str(port), "--model", "no-such-model").error_line()
+    assert line == f"port {port} of 127.0.0.1 is in use (stop what uses it, or choose another with --port)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--processes", "0"], "'0' is no number from 1"),
+        (["--processes", "many"], "'many' is no number from 1"),
+        (["--num-blocks", "-1"], "'-1' is no number from 1"),
+        (["--port", "http"], "invalid int value: 'http'"),
+    ],
+)
+def test_wrong_flags_of_serve_are_a_usage_line(flags: list[str], complaint: str):
+    done = run_command("serve", *flags)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("usage: loopwright serve")
+    assert done.err.endswith(f"{complaint}\n")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "65536"), ("--host", "not.an.address.invalid")])
+def test_an_address_that_cannot_be_bound_is_one_line(flag: str, value: str):
+    assert value in run_command("serve", flag, value).error_line()
+
+
+@pytest.mark.parametrize("processes", ["1", "3"])
+@pytest.mark.parametrize(
+    ("number", "status", "last"),
+    [(signal.SIGINT, 130, "loopwright: interrupted\n"), (signal.SIGTERM, 0, "")],
+)
+def test_a_server_that_is_stopped_leaves_no_process(
+    number: signal.Signals, status: int, last: str, processes: str, tmp_path: Path, byte_gguf: Path
+):
+    with serving(tmp_path, "--model", byte_gguf, "--processes", processes) as server:
+        workers = server.workers()
+        assert len(workers) == (0 if processes == "1" else 3)
+        assert server.command("deploy", write_program(tmp_path, WAITER, "waiter.py")).status == 0
+        start(server, "waiter")  # stops with a run under way
+        ready_line = server.running.err
+        done = server.running.stop(number)
+        assert (done.status, done.out, done.err) == (status, "", ready_line + last)
+        assert server.workers() == {}
+
+
+def test_a_server_that_is_interrupted_while_it_starts_leaves_no_process(tmp_path: Path, byte_gguf: Path):
+    words = ("serve", "--port", "0", "--processes", "3", "--model", byte_gguf, "--programs-dir", tmp_path)
+    with running(*words, err=tmp_path / "err") as process:
+        process.until(lambda: "model" in workers_of(tmp_path))
+        done = process.stop(signal.SIGINT)
+        assert workers_of(tmp_path) == {}
+    assert (done.status, done.err) == (130, "loopwright: interrupted\n")
+
+
+def test_a_server_finds_what_was_deployed_before(tmp_path: Path, byte_gguf: Path):
+    with serving(tmp_path, "--model", byte_gguf, "--processes", "1") as server:
+        assert server.command("deploy", write_program(tmp_path, WAITER, "kept.py")).status == 0
+    with serving(tmp_path, "--model", byte_gguf, "--processes", "3") as server:
+        assert [one["name"] for one in httpx.get(f"{server.url}/v1/programs").json()["programs"]] == ["kept"]
