@@ -247,13 +247,13 @@ class SmolLM2:
     @classmethod
     def load(cls, files: ModelFiles) -> "SmolLM2":
         model = load_model(files.path)
-        executor = TorchExecutor(model, num_blocks=1024, num_slots=64, num_threads=2)
+        executor = TorchExecutor(model, num_blocks=1024, num_slots=64, num_threads=1)
         tokenizer = load_tokenizer(files.path)
         return cls(model, executor, model_text(make_info(executor, tokenizer, files.name, True), tokenizer))
 
     @cached_property
     def oracle(self) -> Oracle:
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(1)
         return Oracle(self.model)
 
     def close(self) -> None:
