@@ -13,9 +13,6 @@ from wasmtime import WasmtimeError
 
 from loopwright.runtime.sandboxes.fibers import ParkedInstance
 
-IDLE_S = 0.02
-"""With nothing to make or close for so long, the thread warms an instance: a burst then gets the CPU for itself."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -23,7 +20,8 @@ class InstancePool:
     """At most `max_parked` instances wait here for their run. `take` and `discard` on one thread.
 
     `make` instantiates; `warm` has an instance write the pages that every program writes, which is most of what a
-    launch costs. Warming costs as much CPU as it saves, so it is done only while nobody launches."""
+    launch costs. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this one has
+    nothing else to do, so that in a burst the two share the work."""
 
     def __init__(
         self, make: Callable[[], ParkedInstance], warm: Callable[[ParkedInstance], ParkedInstance], max_parked: int
@@ -89,7 +87,7 @@ class InstancePool:
     def _serve(self) -> None:
         while True:
             try:
-                work = self._work.get(timeout=IDLE_S if self._parked else None)
+                work = self._work.get(block=not self._parked)
             except Empty:
                 self._warm_one()
                 continue
