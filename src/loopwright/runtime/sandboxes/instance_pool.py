@@ -20,8 +20,8 @@ class InstancePool:
     """At most `max_parked` instances wait here for their run. `take` and `discard` on one thread.
 
     `make` instantiates; `warm` has an instance write the pages that every program writes, which is most of what a
-    launch costs. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this one has
-    nothing else to do, so that in a burst the two share the work."""
+    launch costs. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this one
+    has nothing else to do, so that in a burst the two share the work."""
 
     def __init__(
         self, make: Callable[[], ParkedInstance], warm: Callable[[ParkedInstance], ParkedInstance], max_parked: int
