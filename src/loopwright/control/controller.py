@@ -12,14 +12,14 @@ from dataclasses import asdict
 
 from loopwright.control import ordering
 from loopwright.control.counts import StepCounts
-from loopwright.control.feeds import Feed
+from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
-from loopwright.core.batch import Batch, RowResult, StepResult
+from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
 from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, QueueCall, Synchronize
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
@@ -36,7 +36,7 @@ from loopwright.core.errors import (
 from loopwright.core.executor import Executor
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import CallResult, Completion, Done, Forwarded
+from loopwright.core.results import CallResult, Completion, Done
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +140,13 @@ class Controller:
             if row.error is not None:
                 self._fail(call, row.error)
             else:
-                head = Forwarded(distributions=tuple(row.distributions), token=row.token_id, logprob=row.logprob)
-                self._finish(call, head)
+                assert isinstance(call.work, HeadRow)
+                self._finish(call, forwarded(row, call.work.sampling))
+        for call, row in zip(step.shifts, result.shifts, strict=True):
+            if row.error is not None:
+                self._fail(call, row.error)
+            else:
+                self._finish(call, Done())
 
     def fail_step(self, error: Exception) -> None:
         """Ends the running step, which failed as a whole: so do its calls, and nothing else."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import RowResult
 from loopwright.core.calls import Generate
-from loopwright.core.results import Progress, Segment, StopReason
+from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.text.stop import StopMatch, StopMatcher
 
 
@@ -21,13 +21,16 @@ class SegmentFeed(Feed):
 
     __slots__ = (
         "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_stop_tokens",
-        "_token_bytes", "is_interrupted", "logprobs", "tokens",
+        "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
         super().__init__(kv_len=call.kv_len, tokens=call.tokens, positions=call.positions, sampling=call.sampling)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.top_logprobs: list[TopLogprobs] = []  # only if asked for
+        if call.sampling.has_penalties:
+            self._generated = self.tokens  # rows refer to this very list
         self.is_interrupted = False  # set by the controller; the segment ends at its next token boundary
         self._call = call
         self._num_prompt = len(call.tokens)
@@ -42,10 +45,12 @@ class SegmentFeed(Feed):
         """Takes what came of the row. True when the segment is over."""
         if not super().advance(result):
             return self.is_interrupted
-        assert self.token is not None, "the last row of a prompt asks for a token"
-        token, position = self.token, self._sample_position
+        assert self.sampled, "the last row of a prompt asks for a token"
+        token, position = self.sampled[-1].token_id, self._sample_position
         self.tokens.append(token)
-        self.logprobs.append(self.logprob or 0.0)
+        self.logprobs.append(self.sampled[-1].logprob)
+        if self._call.sampling.top_logprobs:
+            self.top_logprobs.append(self.sampled[-1].top_logprobs)
         if (reason := self._end_reason(token, position)) is not None:
             self._reason = reason
             return True
@@ -56,9 +61,12 @@ class SegmentFeed(Feed):
 
     def progress(self) -> Progress | None:
         """The token of the step that just ended, if the program asked to see it and there was one."""
-        if not self._call.progress or self.token is None:
+        if not self._call.progress or not self.sampled:
             return None
-        return Progress((self.token,), (self.logprobs[-1],))
+        sampling = self._call.sampling
+        return Progress(
+            (self.tokens[-1],), (self.logprobs[-1],), tuple(self.top_logprobs[-1:]), logprob_kind=sampling.logprobs
+        )
 
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
@@ -78,6 +86,8 @@ class SegmentFeed(Feed):
             stop=stop,
             kv_len=min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
             num_pages=num_pages,
+            top_logprobs=tuple(self.top_logprobs),
+            logprob_kind=self._call.sampling.logprobs,
         )
 
     def _end_reason(self, token: int, position: int) -> StopReason | None:

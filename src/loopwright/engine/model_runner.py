@@ -4,13 +4,14 @@ Called by the executor, one batch at a time. It owns the model's KV cache and em
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, RowResult, Sampled, StepResult
+from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.engine.attention import AttentionRow, make_attention
@@ -19,9 +20,6 @@ from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.sampler import Question, answer
-
-if TYPE_CHECKING:
-    from loopwright.core.calls import DistributionRequest
 
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
@@ -112,26 +110,33 @@ class ModelRunner:
 class _Asked:
     """What one row asks of the head, by the index of the vector: each vector's logits are computed once."""
 
-    questions: list[tuple[int, Question]]
+    questions: list[tuple[int, Question]]  # those that sample come first, in order
     order: list[tuple[int, int]]  # for each distribution: which question, and which place among its distributions
+    drafts: Sequence[int] = ()  # what each sample but the last is compared with
 
     @classmethod
     def of_row(cls, row: ForwardRow, end: int) -> "_Asked":
         start = end - row.num_tokens
-        last = row.num_tokens - 1
-        by_index: dict[int, list[DistributionRequest]] = {} if row.sampling is None else {last: []}
+        first_sample = row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
+        by_index: dict[int, list[DistributionRequest]] = {i: [] for i in range(first_sample, row.num_tokens)}
         places: list[tuple[int, int]] = []
         for request in row.distributions:
             requests = by_index.setdefault(request.index % row.num_tokens, [])
             places.append((request.index % row.num_tokens, len(requests)))
             requests.append(request)
         numbers = {index: number for number, index in enumerate(by_index)}
+        drafts = row.token_ids[row.num_tokens - row.num_drafts :]
+
+        def question(index: int, requests: list[DistributionRequest]) -> Question:
+            if index < first_sample:
+                return Question(requests)
+            position = row.sample_position - (row.num_tokens - 1 - index)
+            return Question(requests, row.sampling, position, (*row.generated, *drafts[: index - first_sample]))
+
         return cls(
-            [
-                (start + index, Question(requests, row.sampling if index == last else None, row.sample_position))
-                for index, requests in by_index.items()
-            ],
+            [(start + index, question(index, requests)) for index, requests in by_index.items()],
             [(numbers[index], place) for index, place in places],
+            drafts,
         )
 
     @classmethod
@@ -140,13 +145,19 @@ class _Asked:
         return cls([(head.slot, question)], [(0, place) for place in range(len(head.distributions))])
 
     def assemble(self, results: Iterator[RowResult]) -> RowResult:
-        """Takes this row's answers from `results`; one that failed fails the row."""
+        """Takes this row's answers from `results`. One that failed fails the row, unless it follows a rejected draft
+        and nothing else was asked of it."""
         mine = [next(results) for _ in self.questions]
-        for result in mine:
-            if result.error is not None:
+        sampled: list[Sampled] = []
+        is_open = True  # all drafts so far are what was sampled in their place
+        for number, ((_, asked), result) in enumerate(zip(self.questions, mine, strict=True)):
+            counts = is_open and asked.sampling is not None
+            if result.error is not None and (counts or asked.distributions):
                 return result
-        chosen = next((result for result in mine if result.token_id is not None), RowResult())
-        return replace(chosen, distributions=tuple(mine[number].distributions[place] for number, place in self.order))
+            if counts:
+                sampled += result.sampled
+                is_open = number < len(self.drafts) and self.drafts[number] == sampled[-1].token_id
+        return RowResult(tuple(sampled), tuple(mine[number].distributions[place] for number, place in self.order))
 
 
 def _isolate(
