@@ -19,13 +19,17 @@ class KvCache:
     """Keys and values of every layer. A place is block_id · BLOCK_SIZE + offset.
 
     One tensor a layer, [num_blocks · BLOCK_SIZE, num_kv_heads, head_dim]. A place never written reads as zeros, so that
-    nothing of an earlier process shows."""
+    nothing of an earlier process shows. `positions` [num_blocks · BLOCK_SIZE] (int32) are those of the tokens whose KV
+    the places hold: what a window hides depends on them, and they may have gaps. `windows` has one for each layer, as
+    ModelConfig.window says."""
 
     def __init__(self, config: ModelConfig, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
         shape = (num_blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         self.keys = [_untouched_zeros(shape) for _ in range(config.num_layers)]
         self.values = [_untouched_zeros(shape) for _ in range(config.num_layers)]
+        self.positions = torch.zeros(shape[0], dtype=torch.int32)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Runs all copies at once; none may write what another reads."""
@@ -33,7 +37,7 @@ class KvCache:
             return
         sources = torch.cat([_places(one.source, one.source_offset, one.size) for one in copies])
         targets = torch.cat([_places(one.target, one.target_offset, one.size) for one in copies])
-        for tensor in (*self.keys, *self.values):
+        for tensor in (*self.keys, *self.values, self.positions):
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
 

@@ -60,7 +60,8 @@ class ModelRunner:
 
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, positions = self._inputs(rows)
-        attention = self._attention.plan([AttentionRow(r.block_ids, r.kv_len, r.num_tokens, r.mask) for r in rows])
+        planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
+        attention = self._attention.plan(planned, positions)
         hidden = self._model.forward(hidden, positions, attention)
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
         self._write_outputs(rows, ends, hidden, positions)

@@ -26,7 +26,7 @@ class Generated:
 
 
 class Oracle:
-    """A Llama in float32, one sequence at a time."""
+    """Any of the architectures in float32, one sequence at a time."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -60,16 +60,19 @@ class Oracle:
         """[num_tokens] → [num_tokens, vocab_size]. `mask` [num_tokens, num_tokens] says what each token sees;
         None is causal."""
         config, weights = self._model.config, self._model.weights
-        angles = torch.tensor(range(len(token_ids)) if positions is None else positions).float()
-        angles = torch.outer(angles, self._model.rope_frequencies)  # [num_tokens, head_dim / 2]
+        places = torch.tensor(range(len(token_ids)) if positions is None else positions)
         if mask is None:
             mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()
         hidden = weights["embedding"][torch.tensor(token_ids)]
+        if config.architecture == "gemma3":
+            hidden = hidden * math.sqrt(config.hidden_size)
         for index in range(config.num_layers):
-            layer = {name: weights[f"layers.{index}.{name}"] for name in _LAYER_NAMES}
-            hidden = hidden + self._attention(self._norm(hidden, layer["attention_norm"]), layer, angles, mask)
-            gate, up = (self._norm(hidden, layer["mlp_norm"]) @ layer["gate_up"].T).chunk(2, dim=-1)
-            hidden = hidden + (gate * torch.sigmoid(gate) * up) @ layer["down"].T
+            prefix = f"layers.{index}."
+            layer = {key.removeprefix(prefix): one for key, one in weights.items() if key.startswith(prefix)}
+            attended = self._attention(self._norm(hidden, layer["attention_norm"]), layer, index, places, mask)
+            hidden = hidden + self._post_norm(attended, layer.get("attention_post_norm"))
+            computed = self._mlp(self._norm(hidden, layer["mlp_norm"]), layer)
+            hidden = hidden + self._post_norm(computed, layer.get("mlp_post_norm"))
         head = weights["embedding" if config.is_head_tied else "head"]
         return self._norm(hidden, weights["final_norm"]) @ head.T
 
@@ -77,20 +80,53 @@ class Oracle:
         mean_square = (hidden * hidden).mean(dim=-1, keepdim=True)
         return hidden / torch.sqrt(mean_square + self._model.config.norm_epsilon) * weight
 
-    def _attention(self, hidden: Tensor, layer: dict[str, Tensor], angles: Tensor, mask: Tensor) -> Tensor:
-        config = self._model.config
+    def _post_norm(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        return hidden if weight is None else self._norm(hidden, weight)
+
+    def _attention(self, hidden: Tensor, layer: dict[str, Tensor], index: int, places: Tensor, mask: Tensor) -> Tensor:
+        config, rope = self._model.config, self._model.ropes[index]
         num_shared = config.num_heads // config.num_kv_heads
-        heads = (hidden @ layer["qkv"].T).view(len(hidden), -1, config.head_dim).transpose(0, 1)
-        query = _rotated(heads[: config.num_heads], angles)  # [num_heads, num_tokens, head_dim]
-        key = _rotated(heads[config.num_heads : config.num_heads + config.num_kv_heads], angles)
+        heads = hidden @ layer["qkv"].T + layer.get("qkv_bias", torch.zeros(()))
+        heads = heads.view(len(hidden), -1, config.head_dim).transpose(0, 1)
+        query = heads[: config.num_heads]  # [num_heads, num_tokens, head_dim]
+        key = heads[config.num_heads : config.num_heads + config.num_kv_heads]
         value = heads[config.num_heads + config.num_kv_heads :]
+        if "query_norm" in layer:
+            query, key = self._norm(query, layer["query_norm"]), self._norm(key, layer["key_norm"])
+        angles = torch.outer(places.float(), rope.frequencies)  # [num_tokens, head_dim / 2]
+        query, key = _rotated(query, angles) * rope.magnitude, _rotated(key, angles) * rope.magnitude
         key, value = (tensor.repeat_interleave(num_shared, dim=0) for tensor in (key, value))
-        scores = query @ key.transpose(1, 2) / math.sqrt(config.head_dim)
-        weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
-        return (weights @ value).transpose(0, 1).reshape(len(hidden), -1) @ layer["attention_output"].T
+        scale = 1 / math.sqrt(config.head_dim) if config.score_scale is None else config.score_scale
+        window = config.window(index)
+        if window is not None:
+            mask = mask & (places[:, None] - places[None, :] < window)
+        scores = (query @ key.transpose(1, 2) * scale).masked_fill(~mask, -math.inf).softmax(dim=-1)
+        scores = scores.masked_fill(~mask, 0.0)  # a token that sees nothing gets zeros, not NaN
+        attended = (scores @ value).transpose(0, 1).reshape(len(hidden), -1)
+        return attended @ layer["attention_output"].T + layer.get("attention_output_bias", torch.zeros(()))
+
+    def _mlp(self, hidden: Tensor, layer: dict[str, Tensor]) -> Tensor:
+        experts = self._model.config.experts
+        if experts is None:
+            is_gelu = self._model.config.architecture == "gemma3"
+            return _gated(hidden, layer["gate_up"], layer["down"], is_gelu=is_gelu)
+        probabilities = (hidden @ layer["router"].T).softmax(dim=-1)
+        rows = []
+        for vector, probability in zip(hidden, probabilities, strict=True):
+            chosen = probability.argsort(descending=True)[: experts.num_chosen].tolist()
+            total = float(probability[chosen].sum()) if experts.is_normalized else 1.0
+            outputs = [_gated(vector, layer[f"experts.{i}.gate_up"], layer[f"experts.{i}.down"]) for i in chosen]
+            shares = torch.tensor([float(probability[i]) / total for i in chosen])
+            rows.append(shares @ torch.stack(outputs))
+        return torch.stack(rows)
 
 
-_LAYER_NAMES = ("attention_norm", "qkv", "attention_output", "mlp_norm", "gate_up", "down")
+def _gated(hidden: Tensor, gate_up: Tensor, down: Tensor, *, is_gelu: bool = False) -> Tensor:
+    gate, up = (hidden @ gate_up.T).chunk(2, dim=-1)
+    if is_gelu:  # the approximation by tanh
+        cubic = gate + 0.044715 * gate**3
+        return (0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * cubic)) * up) @ down.T
+    return (gate * torch.sigmoid(gate) * up) @ down.T
 
 
 def _rotated(heads: Tensor, angles: Tensor) -> Tensor:
