@@ -64,6 +64,8 @@ class ForwardRow:
     sample_position: int = 0  # where the chosen token will stand; with the seed, the key of its draw
     num_drafts: int = 0  # the last so many tokens are checked against what is sampled before each of them
     generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+    are_drafts_forced: bool = False  # each draft is the only token allowed in its place
+    allowed_bits: bytes | None = None  # what may be chosen after the last token: bit i % 8 of byte i // 8 is token i
 
     @property
     def num_tokens(self) -> int:

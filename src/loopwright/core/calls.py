@@ -139,7 +139,8 @@ class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):
 
 class ShiftKv(Call, frozen=True, kw_only=True, tag="shift_kv"):
     """Moves cached tokens start … start + size - 1 of the page list to positions `delta` higher, in place: their keys
-    are rotated on, their values stay. Done. Every position must stay in 0 … 2^31 - 1."""
+    are rotated on, their values stay. Done, or BadRequest and nothing moved if a position would leave the model's
+    context."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -223,12 +224,32 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     num_drafts: Annotated[int, Meta(ge=0, le=MAX_DRAFTS)] = 0
 
 
+MAX_GRAMMAR_BYTES = 256 << 10
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a segment's text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
+    what each kind takes.
+
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; or a JSON list of
+    strings, one of which the text will be."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
 class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
 
     Equal, in tokens, KV length and pages, to a loop of ForwardText with one sampled token each. Pages grow by name from
     `grow_from`. With `progress`, each step's token is also sent as a Progress before the end. At least one token is
-    sampled. A segment pauses while no page is free; if it fails, none of the pages that it grew stays bound."""
+    sampled. A segment pauses while no page is free; if it fails, none of the pages that it grew stays bound.
+
+    With `grammar` only tokens that continue a text of the grammar may be chosen, and stop tokens where the text is
+    whole. Tokens that it forces are not sampled, but their log-probabilities are the model's as everybody's. The
+    segment ends by itself, as "grammar_end", when nothing may follow."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -241,6 +262,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
+    grammar: Grammar | None = None
 
 
 QueueCall: TypeAlias = (

@@ -59,7 +59,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     logprob_kind: LogprobKind | None = None
 
 
-StopReason = Literal["stop", "stop_token", "length", "interrupted"]
+StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end"]
 
 
 class Segment(Result, frozen=True, tag="segment"):

@@ -1,4 +1,4 @@
-"""Runs one batch: copies, embeds, forward rows, heads. Never schedules, never starts a thread.
+"""Runs one batch: copies, shifts, embeds, forward rows, heads. Never schedules, never starts a thread.
 
 Called by the executor, one batch at a time. It owns the model's KV cache and embed slots.
 """
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
-from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, RowResult, Sampled, StepResult
+from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
@@ -18,7 +19,7 @@ from loopwright.engine.attention import AttentionRow, make_attention
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
-from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step
 from loopwright.engine.sampler import Question, answer
 
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
@@ -37,6 +38,7 @@ class ModelRunner:
             num_slots=num_slots,
         )
         self._model = find_architecture(model.config.architecture).build(model)
+        self._ropes = model.ropes
         self._cache = KvCache(model.config, num_blocks)
         self._slots = EmbedStore(model.config, num_slots)
         self._attention = make_attention(attention, self._cache)
@@ -45,11 +47,21 @@ class ModelRunner:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
         check_step(batch, self.shape)
         self._cache.copy(batch.copies)
+        shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
         return StepResult(
+            shifts=shifts,
             rows=_isolate(batch.rows, lambda row: check_row(row, self.shape), self._run_rows),
             heads=_isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
         )
+
+    def _shift(self, shift: KvShift) -> RowResult:
+        try:
+            check_shift(shift, self.shape)
+            self._cache.shift(shift, self._ropes, self.shape.max_context)
+        except LoopwrightError as error:
+            return RowResult(error=error.info())
+        return RowResult()
 
     def _embed(self, embeds: Sequence[EmbedRow]) -> None:
         token_ids = [token_id for embed in embeds for token_id in embed.token_ids]
@@ -132,7 +144,13 @@ class _Asked:
             if index < first_sample:
                 return Question(requests)
             position = row.sample_position - (row.num_tokens - 1 - index)
-            return Question(requests, row.sampling, position, (*row.generated, *drafts[: index - first_sample]))
+            number = index - first_sample
+            sampling, bits = row.sampling, row.allowed_bits
+            if number < row.num_drafts:
+                bits = None
+                if sampling is not None and row.are_drafts_forced:
+                    sampling = msgspec.structs.replace(sampling, allowed=(drafts[number],))
+            return Question(requests, sampling, position, (*row.generated, *drafts[:number]), bits)
 
         return cls(
             [(start + index, question(index, requests)) for index, requests in by_index.items()],

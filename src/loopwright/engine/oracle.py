@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.calls import Sampling
+from loopwright.core.results import TopLogprobs
 from loopwright.engine.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Sampled tokens, a stop token included, and their raw log-probabilities."""
+    """Sampled tokens, a stop token included, and log-probabilities of the kind that was asked for."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 class Oracle:
@@ -44,14 +46,24 @@ class Oracle:
         tokens = list(token_ids)
         places = list(range(len(tokens))) if positions is None else list(positions)
         logprobs: list[float] = []
+        top_logprobs: list[TopLogprobs] = []
         while len(logprobs) < max_tokens:
             logits = self.logits(tokens, places)[-1].double().numpy()
+            generated = [*sampling.generated, *tokens[len(token_ids) :]]
             places.append(places[-1] + 1)
-            tokens.append(_choose(logits, sampling, places[-1]))
-            logprobs.append(float(logits[tokens[-1]] - np.logaddexp.reduce(logits)))
+            probabilities = _probabilities(logits, sampling, generated)
+            cumulative = np.cumsum(probabilities)
+            tokens.append(int(np.argmax(cumulative > _uniform(sampling.seed, places[-1]) * cumulative[-1])))
+            reported = logits - np.logaddexp.reduce(logits)
+            if sampling.logprobs == "processed":
+                reported = np.log(probabilities, out=np.full_like(logits, -np.inf), where=probabilities > 0)
+            logprobs.append(float(reported[tokens[-1]]))
+            top_logprobs.append(_top(reported, sampling.top_logprobs))
             if tokens[-1] in stop_tokens:
                 break
-        return Generated(tuple(tokens[len(token_ids) :]), tuple(logprobs))
+        return Generated(
+            tuple(tokens[len(token_ids) :]), tuple(logprobs), tuple(top_logprobs) if sampling.top_logprobs else ()
+        )
 
     @torch.inference_mode()
     def logits(
@@ -135,25 +147,51 @@ def _rotated(heads: Tensor, angles: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
-def _choose(logits: NDArray[np.float64], sampling: Sampling, position: int) -> int:
+def _probabilities(logits: NDArray[np.float64], sampling: Sampling, generated: Sequence[int]) -> NDArray[np.float64]:
+    """What the token is drawn from: [vocab_size], summing to 1. The steps are those of docs/sampling.md, in order."""
     logits = logits.copy()
+    for token_id in {*sampling.seen, *generated}:
+        logits[token_id] *= sampling.repetition_penalty ** (1 if logits[token_id] < 0 else -1)
+    for token_id in set(generated):
+        logits[token_id] -= sampling.presence_penalty
+    for token_id in generated:
+        logits[token_id] -= sampling.frequency_penalty
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += bias
     if sampling.allowed is not None:
         forbidden = sorted(set(range(len(logits))) - set(sampling.allowed))
         logits[forbidden] = -np.inf
     if sampling.temperature == 0:
-        return int(logits.argmax())
-    weights = np.exp((logits - logits.max()) / sampling.temperature)
+        certain: NDArray[np.float64] = np.eye(len(logits))[logits.argmax()]
+        return certain
+    weights: NDArray[np.float64] = np.exp((logits - logits.max()) / sampling.temperature)
     if 0 < sampling.top_k < len(weights):
         weights[weights < np.sort(weights)[-sampling.top_k]] = 0
+    if sampling.typical_p < 1:
+        weights[_is_atypical(weights / weights.sum(), sampling.typical_p)] = 0
     if sampling.top_p < 1:
         order = np.argsort(-weights, kind="stable")
         mass_before = np.cumsum(weights[order]) - weights[order]
         weights[order[mass_before >= sampling.top_p * weights.sum()]] = 0
     weights[weights < sampling.min_p * weights.max()] = 0
-    cumulative = np.cumsum(weights)
-    return int(np.argmax(cumulative > _uniform(sampling.seed, position) * cumulative[-1]))
+    weights /= weights.sum()
+    return weights
+
+
+def _is_atypical(probabilities: NDArray[np.float64], typical_p: float) -> NDArray[np.bool_]:
+    """Which tokens lie farther from the entropy than those, nearest first, that make up `typical_p` of the mass."""
+    surprise = -np.log(probabilities, out=np.full_like(probabilities, -np.inf), where=probabilities > 0)
+    entropy = float((probabilities * np.where(probabilities > 0, surprise, 0)).sum())
+    distance: NDArray[np.float64] = np.abs(surprise - entropy)
+    order = np.argsort(distance, kind="stable")
+    mass_before = np.cumsum(probabilities[order]) - probabilities[order]
+    is_beyond: NDArray[np.bool_] = distance > distance[order[mass_before < typical_p][-1]]
+    return is_beyond
+
+
+def _top(logprobs: NDArray[np.float64], k: int) -> TopLogprobs:
+    order = np.argsort(-logprobs, kind="stable")[:k].tolist()
+    return tuple((one, float(logprobs[one])) for one in order if logprobs[one] > -np.inf)
 
 
 def _uniform(seed: int, position: int) -> float:

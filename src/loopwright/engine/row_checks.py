@@ -6,7 +6,7 @@ a fault there is a fault of the step.
 
 from collections.abc import Sequence
 
-from loopwright.core.batch import Batch, ForwardRow, HeadRow
+from loopwright.core.batch import Batch, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
@@ -30,6 +30,13 @@ def check_step(batch: Batch, shape: EngineShape) -> None:
                                 f"{len(embed.slots)} slots")  # fmt: skip
         _check_ids("token_ids", embed.token_ids, shape.vocab_size, InternalError)
         _check_ids("slots", embed.slots, shape.num_slots, InternalError)
+
+
+def check_shift(shift: KvShift, shape: EngineShape) -> None:
+    """Raises InternalError for a shift that control should not have sent."""
+    _check_ids("block_ids", shift.block_ids, shape.num_blocks, InternalError)
+    if not 0 <= shift.start < shift.start + shift.size <= len(shift.block_ids) * shape.block_size:
+        raise InternalError(f"{shift} leaves its blocks of {shape.block_size}")
 
 
 def check_row(row: ForwardRow, shape: EngineShape) -> None:
@@ -60,6 +67,8 @@ def check_row(row: ForwardRow, shape: EngineShape) -> None:
         )
     _check_ids("generated", row.generated, shape.vocab_size, BadRequest)
     _check_questions(row.distributions, row.sampling, num_tokens, shape.vocab_size)
+    if row.allowed_bits is not None and not int.from_bytes(row.allowed_bits, "little") % (1 << shape.vocab_size):
+        raise InternalError("the row's bits allow no token", field="allowed_bits")
 
 
 def check_head(row: HeadRow, shape: EngineShape) -> None:

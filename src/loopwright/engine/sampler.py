@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class Question:
     sampling: Sampling | None = None
     position: int = 0  # where the chosen token will stand
     generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+    allowed_bits: bytes | None = None  # [vocab_size] bits: only these tokens may be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,18 @@ def choose(logits: Tensor, sampling: Sampling, position: int, generated: Sequenc
     return _draw_from(process(logits, sampling, generated), sampling, position)[0]
 
 
-def process(logits: Tensor, sampling: Sampling, generated: Sequence[int] = ()) -> Candidates:
+def process(
+    logits: Tensor, sampling: Sampling, generated: Sequence[int] = (), allowed_bits: bytes | None = None
+) -> Candidates:
     """What is left of logits [vocab_size] to draw from, after each processor in the order of the fields of Sampling.
 
-    Each filter sees what the one before left. Definitions and sources are in docs/sampling.md."""
+    Each filter sees what the one before left; `allowed_bits` act with `allowed`. Definitions and sources are in docs/sampling.md."""
     if sampling.has_penalties or sampling.logit_bias:
         logits = _adjusted(logits, sampling, generated)
     token_ids = None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits.shape[0])
+    if allowed_bits is not None:
+        assert token_ids is None, "control refuses a grammar beside a list of allowed tokens"
+        token_ids = _ids_of_bits(allowed_bits, logits.shape[0])
     values = logits if token_ids is None else logits[token_ids]
     if sampling.temperature == 0:
         best = values.argmax().view(1)  # of equal values, argmax takes the first
@@ -123,7 +130,7 @@ def _answer_one(logits: Tensor, normalizer: float, question: Question) -> RowRes
 
 
 def _sample(logits: Tensor, normalizer: float, sampling: Sampling, question: Question) -> Sampled:
-    candidates = process(logits, sampling, question.generated)
+    candidates = process(logits, sampling, question.generated, question.allowed_bits)
     token_id, index = _draw_from(candidates, sampling, question.position)
     if sampling.logprobs == "raw":
         top_ids = _top(logits, sampling.top_logprobs) if sampling.top_logprobs else ()
@@ -149,16 +156,14 @@ def _not_finite() -> RowResult:
 def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
     """Logits [vocab_size] after penalties and bias."""
     logits = logits.clone()
-    written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64)
-    if sampling.repetition_penalty != 1:
-        seen = torch.cat([written, torch.tensor(sampling.seen, dtype=torch.int64)]).unique()
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
-        )
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        token_ids, counts = written.unique(return_counts=True)
-        logits[token_ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    if sampling.has_penalties:
+        written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64)
+        counts = torch.bincount(written, minlength=len(logits))
+        is_seen = counts > 0
+        is_seen[torch.tensor(sampling.seen, dtype=torch.int64)] = True
+        penalty = sampling.repetition_penalty
+        logits = torch.where(is_seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+        logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += bias
     return logits
@@ -166,6 +171,12 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
 
 def _allowed_ids(allowed: Sequence[int], vocab_size: int) -> Tensor:
     return torch.tensor(sorted({token_id for token_id in allowed if token_id < vocab_size}))  # the draw needs the order
+
+
+def _ids_of_bits(bits: bytes, vocab_size: int) -> Tensor:
+    """Ascending."""
+    marks = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
+    return torch.from_numpy(marks.nonzero()[0])
 
 
 def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:
@@ -191,7 +202,7 @@ def _typical(weights: Tensor, typical_p: float) -> Tensor:
     """Ascending indices of the smallest set with at least typical_p of the mass, taken by how close a token's surprise
     is to the entropy; all that tie with the last of them too, as in transformers."""
     probabilities = weights / weights.sum()
-    distances = (-probabilities.log() - torch.special.entr(probabilities).sum()).abs()
+    distances: Tensor = (-probabilities.log() - torch.special.entr(probabilities).sum()).abs()
     ordered, order = distances.sort(stable=True)
     mass = probabilities[order].cumsum(0)
     last = min(int((mass < typical_p).sum()), len(mass) - 1)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -126,6 +127,7 @@ class ScriptedExecutor:
         return StepResult(
             rows=tuple(_guarded(self._run_row, row) for row in batch.rows),
             heads=tuple(_guarded(self._run_head, head) for head in batch.heads),
+            shifts=tuple(RowResult() for _ in batch.shifts),  # a history knows no positions
         )
 
     def _copy(self, batch: Batch) -> None:
@@ -150,7 +152,9 @@ class ScriptedExecutor:
         for slot, state in zip(reversed(row.output_slots), reversed(states), strict=False):
             self._slots[slot] = state
         drafts = row.token_ids[row.num_tokens - row.num_drafts :]
-        return self._answer(states, row.distributions, row.sampling, drafts)
+        allowed = [(one,) if row.are_drafts_forced else None for one in drafts]
+        allowed.append(None if row.allowed_bits is None else _ids_of_bits(row.allowed_bits))
+        return self._answer(states, row.distributions, row.sampling, drafts, allowed)
 
     def _run_head(self, head: HeadRow) -> RowResult:
         check_head(head, self._shape)
@@ -182,12 +186,14 @@ class ScriptedExecutor:
         requests: Sequence[DistributionRequest],
         sampling: Sampling | None,
         drafts: Sequence[int] = (),
+        allowed: Sequence[tuple[int, ...] | None] = (None,),  # for each draft, and for the token after them
     ) -> RowResult:
         distributions = tuple(_distribution(self._logits(states[one.index]), one) for one in requests)
         sampled: list[Sampled] = []
         if sampling is not None:
             for number, state in enumerate(states[len(states) - 1 - len(drafts) :]):
-                sampled.append(_sample(self._logits(state), sampling))
+                masked = sampling if (ids := allowed[number]) is None else msgspec.structs.replace(sampling, allowed=ids)
+                sampled.append(_sample(self._logits(state), masked))
                 if number < len(drafts) and drafts[number] != sampled[-1].token_id:
                     break
         return RowResult(tuple(sampled), distributions)
@@ -207,6 +213,10 @@ def _guarded(run: Callable[[_Row], RowResult], row: _Row) -> RowResult:
 
 def _expand(runs: Visibility) -> list[bool]:
     return [index % 2 == 1 for index, length in enumerate(runs) for _ in range(length)]
+
+
+def _ids_of_bits(bits: bytes) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist())
 
 
 def _sample(logits: NDArray[np.float64], sampling: Sampling) -> Sampled:

@@ -20,7 +20,7 @@ from loopwright.sdk.errors import (
 from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
-from loopwright.sdk.turn import Chunk, Turn
+from loopwright.sdk.turn import Chunk, Turn, Verified
 
 __all__ = [
     "BadRequest",
@@ -38,6 +38,7 @@ __all__ = [
     "PermissionDenied",
     "Queue",
     "Turn",
+    "Verified",
     "detokenize",
     "draw",
     "emit",
