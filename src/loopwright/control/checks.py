@@ -84,6 +84,8 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
     _check_capacity(call.kv_len, 0, num_places)
     _check_sampling(call.sampling, shape)
     _check_tokens("stop_tokens", call.stop_tokens, shape)
+    if call.grammar is not None and call.sampling.allowed is not None:
+        raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 

@@ -21,6 +21,8 @@ class Feed:
     before them stay in one row: what is sampled at each decides whether the next one counts."""
 
     __slots__ = (
+        "_allowed_bits",
+        "_are_drafts_forced",
         "_distributions",
         "_found",
         "_generated",
@@ -66,6 +68,8 @@ class Feed:
         self._mask, self._distributions, self._sampling = mask, distributions, sampling
         self._sample_position = positions[-1] + 1 if positions else 0
         self._num_drafts = num_drafts
+        self._are_drafts_forced = False
+        self._allowed_bits: bytes | None = None  # of the token after the last input
         self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
         self._num_run = self._num_in_row = 0
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
@@ -92,6 +96,7 @@ class Feed:
         return ForwardRow(
             self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
             self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
+            self._are_drafts_forced, self._allowed_bits,
         )  # fmt: skip
 
     def advance(self, result: RowResult) -> bool:
@@ -130,6 +135,8 @@ class Feed:
             sample_position=self._sample_position if is_last else 0,
             num_drafts=self._num_drafts if is_last else 0,
             generated=self._generated if is_last else (),
+            are_drafts_forced=self._are_drafts_forced,
+            allowed_bits=self._allowed_bits if is_last else None,
         )
 
 

@@ -110,7 +110,14 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        self._short = short = [call for call in self._short if not call.is_over]
+        waiting, short = [call for call in self._short if not call.is_over], list[OpenCall]()
+        for call in waiting:
+            assert isinstance(call.work, Feed)
+            if call.work.num_left == 1:
+                short.append(call)
+            else:  # a grammar forced tokens after the sampled one
+                insort(self._long, call, key=lambda one: one.rank)
+        self._short = short
         for place, call in enumerate(short):
             if len(step.rows) == max_rows:
                 self._short = short[place:] + short[:place]

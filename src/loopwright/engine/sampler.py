@@ -66,7 +66,8 @@ def process(
 ) -> Candidates:
     """What is left of logits [vocab_size] to draw from, after each processor in the order of the fields of Sampling.
 
-    Each filter sees what the one before left; `allowed_bits` act with `allowed`. Definitions and sources are in docs/sampling.md."""
+    Each filter sees what the one before left; a grammar's bits act where `allowed` does. Definitions and sources are in
+    docs/sampling.md."""
     if sampling.has_penalties or sampling.logit_bias:
         logits = _adjusted(logits, sampling, generated)
     token_ids = None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits.shape[0])

@@ -152,7 +152,7 @@ class ScriptedExecutor:
         for slot, state in zip(reversed(row.output_slots), reversed(states), strict=False):
             self._slots[slot] = state
         drafts = row.token_ids[row.num_tokens - row.num_drafts :]
-        allowed = [(one,) if row.are_drafts_forced else None for one in drafts]
+        allowed: list[tuple[int, ...] | None] = [(one,) if row.are_drafts_forced else None for one in drafts]
         allowed.append(None if row.allowed_bits is None else _ids_of_bits(row.allowed_bits))
         return self._answer(states, row.distributions, row.sampling, drafts, allowed)
 
@@ -192,7 +192,8 @@ class ScriptedExecutor:
         sampled: list[Sampled] = []
         if sampling is not None:
             for number, state in enumerate(states[len(states) - 1 - len(drafts) :]):
-                masked = sampling if (ids := allowed[number]) is None else msgspec.structs.replace(sampling, allowed=ids)
+                ids = allowed[number]
+                masked = sampling if ids is None else msgspec.structs.replace(sampling, allowed=ids)
                 sampled.append(_sample(self._logits(state), masked))
                 if number < len(drafts) and drafts[number] != sampled[-1].token_id:
                     break

@@ -17,6 +17,7 @@ from loopwright.sdk.errors import (
     OutOfPages,
     PermissionDenied,
 )
+from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
 from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
@@ -30,6 +31,7 @@ __all__ = [
     "ContextTooLong",
     "DeadlineExceeded",
     "Distribution",
+    "Grammar",
     "LimitExceeded",
     "LoopwrightError",
     "Model",
@@ -39,14 +41,19 @@ __all__ = [
     "Queue",
     "Turn",
     "Verified",
+    "choice",
     "detokenize",
     "draw",
     "emit",
     "emit_text",
     "errors",
     "http",
+    "json_object",
+    "json_schema",
+    "lark",
     "log",
     "model",
+    "regex",
     "resources",
     "tokenize",
 ]

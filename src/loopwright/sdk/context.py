@@ -10,7 +10,7 @@ from typing import Any
 
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import LoopwrightError
-from loopwright.sdk.grammar import Grammar
+from loopwright.sdk.grammar import grammar_fields
 from loopwright.sdk.port import Stream
 from loopwright.sdk.resources import Queue, detokenize, render_chat, tokenize
 from loopwright.sdk.run_state import run_state
@@ -215,13 +215,13 @@ class Context:
         stop = options.pop("stop", ())
         max_tokens = options.pop("max_tokens", 256)
         ignore_eos = options.pop("ignore_eos", False)
-        grammar: Grammar | None = options.pop("grammar", None)
+        grammar = options.pop("grammar", None)
         return {
             "stop": [stop] if isinstance(stop, str) else list(stop),
             "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
             "stop_tokens": [] if ignore_eos else model["eos_ids"],
             "sampling": self._sampling(options, description["seed"]),
-            "grammar": None if grammar is None else {"kind": grammar.kind, "source": grammar.source},
+            "grammar": None if grammar is None else grammar_fields(grammar),
         }
 
     def _sampling(self, options: dict[str, Any], run_seed: int) -> dict[str, Any]:
