@@ -157,8 +157,9 @@ def _part(part: Any) -> _Part:  # noqa: ANN401 (any of the library's classes; th
 
 def _flat(part: _Part) -> list[_Part]:
     """The parts of a part, which may be a Sequence of them; the very objects, so that they can be changed."""
-    children = [child for key in _CHILDREN for child in part.get(key, ())]
-    return [one for child in children for one in _flat(child)] if children else [part] if part else []
+    if part.get("type") == "Sequence":
+        return [one for key in _CHILDREN for child in part.get(key, ()) for one in _flat(child)]
+    return [part] if part else []
 
 
 def _set_parts(library: Library, normalizer: _Part, pre_tokenizer: _Part) -> None:
