@@ -133,3 +133,40 @@ def test_drafts_that_cannot_be_are_the_rows_error(model: LoadedModel, changes: d
     [result] = rig.rows(dataclasses.replace(drafted(rig, [1], Sampling()), **changes))
     assert result.error is not None
     assert result.error.field in ("num_drafts", "generated")
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_drafts_keep_the_distribution(model: LoadedModel, place: int) -> None:
+    """Pearson's chi-square of the first two tokens over many seeds, at six standard deviations. The draft is the most
+    probable token, or a less probable one."""
+    rig, num_draws, top_k = Rig(model, num_blocks=300), 1000, 10
+    [shared] = rig.blocks(16)
+    rig.rows(ForwardRow([shared], 0, list(range(16)), PROMPT[:16]))
+    ranked = Oracle(model).logits(PROMPT)[-1].argsort(descending=True).tolist()
+    draft = ranked[place]
+    first, second = np.zeros(260), np.zeros(260)
+    for start in range(0, num_draws, 250):
+        rows = [
+            ForwardRow([shared, block], 16, list(range(16, 21)), [*PROMPT[16:], draft],
+                       sampling=Sampling(temperature=1.0, top_k=top_k, seed=start + number), sample_position=21,
+                       num_drafts=1)
+            for number, block in enumerate(rig._free[:250])
+        ]  # fmt: skip
+        for result in rig.rows(*rows):
+            first[result.sampled[0].token_id] += 1
+            if len(result.sampled) == 2:
+                second[result.sampled[1].token_id] += 1
+    assert second.sum() == first[draft]
+    assert_drawn_from(Oracle(model).logits(PROMPT)[-1], top_k, first)
+    assert_drawn_from(Oracle(model).logits([*PROMPT, draft])[-1], top_k, second)
+
+
+def assert_drawn_from(logits: torch.Tensor, top_k: int, observed: np.ndarray) -> None:
+    values, ids = logits.double().topk(top_k)
+    expected = np.zeros(260)
+    expected[ids] = values.softmax(0) * observed.sum()
+    assert observed[expected == 0].sum() == 0
+    cells = expected >= 5
+    statistic = float(((observed - expected)[cells] ** 2 / expected[cells]).sum())
+    freedom = max(1, int(cells.sum()) - 1)
+    assert statistic < freedom + 6 * (2 * freedom) ** 0.5
