@@ -8,12 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.calls import Sampling
+from loopwright.core.grammars import GrammarState
 from loopwright.core.results import TopLogprobs
 from loopwright.engine.loaded_model import LoadedModel
 
@@ -25,6 +27,31 @@ class Generated:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
+
+
+class _Text:
+    """A text under a grammar, token by token."""
+
+    def __init__(self, state: GrammarState, stop_tokens: Sequence[int]) -> None:
+        self._state = state
+        self._stop_tokens = stop_tokens
+        self._forced: list[int] | None = None  # to come before the next token that is chosen; None: not asked yet
+
+    @property
+    def is_over(self) -> bool:
+        return self._state.is_over
+
+    def allowed(self, max_forced: int) -> tuple[int, ...]:
+        if self._forced is None:
+            self._forced = list(self._state.forced())[:max_forced]
+        if self._forced:
+            return (self._forced[0],)
+        bits = self._state.allowed_bits(self._stop_tokens)
+        return tuple(one for one in range(8 * len(bits)) if bits[one // 8] >> one % 8 & 1)
+
+    def accept(self, token_id: int) -> None:
+        self._state.accept(token_id)
+        self._forced = self._forced[1:] if self._forced else None
 
 
 class Oracle:
@@ -41,13 +68,19 @@ class Oracle:
         max_tokens: int = 16,
         stop_tokens: Sequence[int] = (),
         positions: Sequence[int] | None = None,
+        grammar: GrammarState | None = None,
     ) -> Generated:
-        """Continues `token_ids` until a stop token or `max_tokens`. New tokens stand one position after the last."""
+        """Continues `token_ids` until a stop token or `max_tokens`. New tokens stand one position after the last.
+
+        Under a grammar, until its text is over too; what it forces is sampled from that one token."""
         tokens = list(token_ids)
         places = list(range(len(tokens))) if positions is None else list(positions)
         logprobs: list[float] = []
         top_logprobs: list[TopLogprobs] = []
-        while len(logprobs) < max_tokens:
+        text = None if grammar is None else _Text(grammar, stop_tokens)
+        while len(logprobs) < max_tokens and not (text and text.is_over):
+            if text is not None:
+                sampling = msgspec.structs.replace(sampling, allowed=text.allowed(max_tokens - len(logprobs) - 1))
             logits = self.logits(tokens, places)[-1].double().numpy()
             generated = [*sampling.generated, *tokens[len(token_ids) :]]
             places.append(places[-1] + 1)
@@ -61,6 +94,8 @@ class Oracle:
             top_logprobs.append(_top(reported, sampling.top_logprobs))
             if tokens[-1] in stop_tokens:
                 break
+            if text is not None:
+                text.accept(tokens[-1])
         return Generated(
             tuple(tokens[len(token_ids) :]), tuple(logprobs), tuple(top_logprobs) if sampling.top_logprobs else ()
         )
@@ -162,7 +197,8 @@ def _probabilities(logits: NDArray[np.float64], sampling: Sampling, generated: S
         forbidden = sorted(set(range(len(logits))) - set(sampling.allowed))
         logits[forbidden] = -np.inf
     if sampling.temperature == 0:
-        certain: NDArray[np.float64] = np.eye(len(logits))[logits.argmax()]
+        certain = np.zeros(len(logits))
+        certain[logits.argmax()] = 1
         return certain
     weights: NDArray[np.float64] = np.exp((logits - logits.max()) / sampling.temperature)
     if 0 < sampling.top_k < len(weights):

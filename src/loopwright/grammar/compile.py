@@ -10,15 +10,20 @@ from typing import assert_never
 from llguidance import LLMatcher, LLParserLimits
 
 from loopwright.core.calls import MAX_GRAMMAR_BYTES, Grammar
-from loopwright.core.errors import BadRequest
+from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.grammar.json_schema import Schema, SchemaError, read_schema, subschemas
 from loopwright.grammar.lark import read_lark
-from loopwright.grammar.matcher import TokenGrammar, first_line
+from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line
 from loopwright.grammar.pattern import PatternError, whole_pattern
 from loopwright.grammar.vocabulary import Vocabulary
 
-SCHEMA_OPTIONS: dict[str, object] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON is written as json.dumps writes it: where nothing is left to choose, tokens are forced."""
+SCHEMA_OPTIONS: dict[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',  # no \\u: a key written with it could get around the schema of its property
+}
+"""JSON is written as json.dumps(ensure_ascii=False) writes it: where nothing is left to choose, tokens are forced."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=50_000,  # bounds the text that is forced in one go too: about half as many bytes, some 30 ms
@@ -27,8 +32,13 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_CHOICES = 4096
-_ONE_OF = "oneOf is enforced where type or a required constant tells its options apart; take anyOf"
-_MAX_TRIES = 100  # compilations to find which part of a schema cannot be enforced
+_FAULTS = {
+    "oneOf": "oneOf is enforced where type or a required constant tells its options apart; take anyOf",
+    "Regex is empty": "no string has this pattern, format and length",
+}
+"""What we say of faults for which llguidance shows what only it knows."""
+
+_MAX_TRIED_BYTES = 2_000_000  # of schemas that are compiled to find which part of one cannot be enforced
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
@@ -71,10 +81,10 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
 
 
 def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
-    fault = _schema_fault(schema, vocabulary)
-    if fault is None:
-        return _started(_schema_grammar(schema), vocabulary)
-    raise SchemaError(_locate(schema, fault, vocabulary), fault)
+    matcher, fault = _try(_schema_grammar(schema), vocabulary)
+    if fault is not None:
+        raise SchemaError(_locate(schema, fault, vocabulary), fault)
+    return TokenGrammar(vocabulary, matcher)
 
 
 def _started(grammar: str, vocabulary: Vocabulary) -> TokenGrammar:
@@ -89,34 +99,40 @@ def _try(grammar: str, vocabulary: Vocabulary) -> tuple[LLMatcher, str | None]:
     matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=LIMITS)
     fault = matcher.get_error() or "; ".join(matcher.get_grammar_warnings())
     if fault:
-        return matcher, _ONE_OF if "oneOf" in fault else first_line(fault)
-    probe = matcher.deep_copy()
-    bits = int.from_bytes(probe.compute_bitmask(), "little")
-    if probe.is_error():
-        return matcher, first_line(probe.get_error())
-    return matcher, None if bits & vocabulary.text_bits else "no text but the empty one follows it"
+        return matcher, next((said for words, said in _FAULTS.items() if words in fault), first_line(fault))
+    return matcher, _start_fault(TokenGrammar(vocabulary, matcher).start())
 
 
-def _schema_grammar(schema: object) -> str:
+def _start_fault(state: MatcherState) -> str | None:
+    """What is wrong with the first steps of a text: up to where something is left to choose."""
+    try:
+        if not state.has_text:
+            return "no text but the empty one follows it"
+        for token_id in state.forced():
+            state.accept(token_id)
+        state.allowed_bits(())
+    except LoopwrightError as error:
+        return error.message
+    return None
+
+
+def _schema_grammar(schema: Schema) -> str:
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=SCHEMA_OPTIONS)  # type: ignore[arg-type]
-
-
-def _schema_fault(schema: object, vocabulary: Vocabulary) -> str | None:
-    return _try(_schema_grammar(schema), vocabulary)[1]
 
 
 def _locate(root: Schema, fault: str, vocabulary: Vocabulary) -> str:
     """The pointer of the innermost schema that has the fault by itself."""
-    definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    pointer, schema, num_left = "", root, _MAX_TRIES
+    definitions: Schema = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    pointer, schema, num_left = "", root, _MAX_TRIED_BYTES
     while True:
         for at, inner in subschemas(schema, pointer):
             if not isinstance(inner, dict):
                 continue
-            num_left -= 1
+            grammar = _schema_grammar({**definitions, **inner})
+            num_left -= len(grammar)
             if num_left < 0:
                 return pointer
-            if _schema_fault({**definitions, **inner}, vocabulary) == fault:
+            if _try(grammar, vocabulary)[1] == fault:
                 pointer, schema = at, inner
                 break
         else:

@@ -12,11 +12,16 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.pattern import PatternError, search_pattern
+from loopwright.grammar.pattern import PatternError, is_unwritable, search_pattern
 
 Schema: TypeAlias = dict[str, object]
+Schemas: TypeAlias = list[tuple[str, object]]
+"""Every schema of a document with its pointer, inner ones first."""
 
 MAX_DEPTH = 64
+MAX_TOTAL_DEPTH = (
+    4000  # of the document and of all that is referred to: llguidance recurses as deep, on its thread's stack
+)
 MAX_EXACT_INTEGER = 1 << 53  # llguidance computes with doubles
 MAX_COUNT = 1_000_000  # of characters, items or properties
 
@@ -63,7 +68,9 @@ def check_schema(value: object) -> Schema:
     if not checked.keys() - {"$defs", "definitions"}:
         raise SchemaError("", "the schema is empty: it says nothing about the text", _ANY_HINT)
     checker.check_references()
-    _check_is_finite(checked)
+    schemas = list(_inner_first(checked, ""))
+    _check_total_depth(schemas, checker.targets)
+    _check_is_finite(schemas)
     return checked
 
 
@@ -112,6 +119,11 @@ class _Checker:
                 raise SchemaError(at, f"the keyword {keyword!r} is not supported")
         _check_min_properties(checked, pointer)
         return checked
+
+    @property
+    def targets(self) -> set[str]:
+        """The pointers that are referred to."""
+        return {target for _, target in self._references}
 
     def check_references(self) -> None:
         """Raises for a reference that leads to no schema."""
@@ -242,6 +254,8 @@ def _constant(value: object, at: str, depth: int = 0) -> object:
             return {name: _constant(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
         case list():
             return [_constant(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
+        case str() if any(map(is_unwritable, value)):
+            raise SchemaError(at, f"{_shown(value)} has control characters, which are never written")
         case bool() | None | str():
             return value
     return _number(value, at)
@@ -292,13 +306,23 @@ def _check_name(name: str, at: str) -> None:
         raise SchemaError(at, f"the name {name!r} is not valid Unicode")
 
 
+def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
+    """Raises if a chain of references, each followed once, could lead too deep."""
+    heights: dict[str, int] = {}
+    for at, one in schemas:
+        heights[at] = 1 + max((heights[inner] for inner, _ in subschemas(one, at)), default=0)
+    total = heights[""] + sum(heights.get(target, 0) for target in targets)
+    if total > MAX_TOTAL_DEPTH:
+        raise SchemaError("", f"the schemas that are referred to are {total} deep together; at most {MAX_TOTAL_DEPTH}")
+
+
 _MAX_PASSES = 64
 
 
-def _check_is_finite(root: Schema) -> None:
+def _check_is_finite(schemas: Schemas) -> None:
     """Raises for a schema that requires itself, so that no text is ever complete: a least fixed point over all
     schemas, from those that need nothing else. Inner ones come first, so that a pass is needed for references only."""
-    waiting, finite = list(_inner_first(root, "")), set[str]()
+    waiting, finite = schemas, set[str]()
     for _ in range(_MAX_PASSES):
         num_before = len(finite)
         for at, one in waiting:

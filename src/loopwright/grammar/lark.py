@@ -19,6 +19,7 @@ _OPTIONS = r"(?<![^\n])[ \t]*[?!]?[A-Za-z_][\w-]*[ \t]*\[(?P<options>[^\]]*)\][ 
 _PART = re.compile(
     rf"(?P<quoted>{_STRING}|{_REGEX}|{_COMMENT})|{_OPTIONS}|(?P<directive>%\w+)|(?P<token><[^>\n]*>?)", re.MULTILINE
 )
+MAX_RULES = 1000  # llguidance recurses as deep as rules lead on to rules, on its thread's stack
 _DIRECTIVES = ("%ignore", "%import", "%json", "%regex")
 
 
@@ -29,9 +30,10 @@ class LarkError(BadRequest):
 def read_lark(source: str, schema_options: dict[str, object]) -> str:
     """The grammar that llguidance is to enforce. `schema_options` are put into each schema, as its x-guidance."""
     parts: list[str] = []
-    at = 0
+    at = num_rules = 0
     while (found := _PART.search(source, at)) is not None:
         parts.append(source[at : found.end()])
+        num_rules += source.count(":", at, found.start()) + bool(found["options"])
         at = found.end()
         if found["token"] is not None:
             raise _error(source, found.start(), f"{found['token']}: tokens cannot be named, only their text")
@@ -44,6 +46,9 @@ def read_lark(source: str, schema_options: dict[str, object]) -> str:
         if directive == "%json":
             schema, at = _inline_schema(source, at)
             parts.append(" " + json.dumps({**schema, "x-guidance": schema_options}))
+    num_rules += source.count(":", at)
+    if num_rules > MAX_RULES:
+        raise LarkError(f"the grammar has {num_rules} rules; at most {MAX_RULES} are read", field="grammar.source")
     return "".join(parts) + source[at:]
 
 

@@ -11,6 +11,10 @@ from llguidance import LLMatcher
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded
 from loopwright.grammar.vocabulary import Vocabulary
 
+_DEAD_END = (
+    "the text cannot go on here and is not whole: the grammar contradicts itself, or needs what no token can write"
+)
+
 
 class TokenGrammar:
     """Implements core.grammars.CompiledGrammar. `matcher` has taken nothing yet, and never does."""
@@ -35,6 +39,13 @@ class MatcherState:
     @property
     def is_over(self) -> bool:
         return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def has_text(self) -> bool:
+        """Whether any token with text may follow."""
+        bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
+        self._check()
+        return bool(bits & self._vocabulary.text_bits)
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
@@ -63,16 +74,19 @@ class MatcherState:
             for token_id in end_ids:
                 bits |= 1 << token_id
         if not bits:
-            raise BadRequest("the grammar goes on with what no token of this model can write", field="grammar")
+            raise BadRequest(_DEAD_END, field="grammar")
         return bits.to_bytes(vocabulary.num_mask_bytes, "little")
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise LimitExceeded(
-                f"following the grammar needs more work than a step may: {first_line(self._matcher.get_error())}",
-                field="grammar",
-                hint="make it less ambiguous, or its repetitions and patterns smaller",
-            )
+        if not self._matcher.is_error():
+            return
+        if self._matcher.get_error().startswith("NoExtension"):
+            raise BadRequest(_DEAD_END, field="grammar")
+        raise LimitExceeded(
+            f"following the grammar needs more work than a step may: {first_line(self._matcher.get_error())}",
+            field="grammar",
+            hint="make it less ambiguous, or its repetitions and patterns smaller",
+        )
 
 
 def first_line(message: str) -> str:

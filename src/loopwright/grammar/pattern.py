@@ -26,7 +26,8 @@ _SURE = {
 _MAYBE = {
     "d": r"\p{Nd}", "D": "[^0-9]", "w": _MAYBE_WORD, "W": f"[^{_WORD}]", "s": _MAYBE_SPACES, "S": f"[^{_SPACES}]",
 }  # fmt: skip
-_ANY_CHARACTER = r"[^\n\r\u2028\u2029]"
+_ANY_CHARACTER = r"^\n\r\u2028\u2029"
+_UNWRITABLE = r"\x00-\x07\x0b\x0e-\x1f\x7f"  # no string of JSON holds these here: they would need a \u escape
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
 _CODE_POINT = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
@@ -45,6 +46,11 @@ def search_pattern(pattern: str) -> str:
 def whole_pattern(pattern: str) -> str:
     """For llguidance: the texts that `pattern` matches as a whole."""
     return _Reader(pattern, is_search=False).read()
+
+
+def is_unwritable(character: str) -> bool:
+    """Whether JSON, as it is written here, has no way to write the character."""
+    return (character < " " and character not in "\b\t\n\f\r") or character == "\x7f"
 
 
 @dataclass(slots=True)
@@ -84,7 +90,7 @@ class _Reader:
         self.at += 1
         match character:
             case ".":
-                return _ANY_CHARACTER
+                return self._one_of(_ANY_CHARACTER)
             case "[":
                 return self._class(start)
             case "(":
@@ -95,7 +101,7 @@ class _Reader:
                 raise self._error("'^' may only stand at the start of the pattern or of an alternative", start)
             case "*" | "+" | "?" | "{":
                 raise self._error(f"there is nothing before {character!r} that it could repeat", start)
-        return _literal(character)
+        return self._character(character, start)
 
     def _quantifier(self) -> str:
         found = _QUANTIFIER.match(self.pattern, self.at)
@@ -128,11 +134,11 @@ class _Reader:
         letter = self._peek()
         if letter and letter in _SURE:
             self.at += 1
-            return f"[{_SURE[letter]}]"
+            return self._one_of(_SURE[letter])
         if found := _PROPERTY.match(self.pattern, self.at):
             self.at = found.end()
-            return "\\" + found[0]
-        return _literal(self._escaped_character(start))
+            return self._one_of("\\" + found[0])
+        return self._character(self._escaped_character(start), start)
 
     def _escaped_character(self, start: int) -> str:
         """The character that an escape stands for; the backslash is read already."""
@@ -161,7 +167,16 @@ class _Reader:
             items.append(self._class_item(start, is_negated))
         if not items:
             raise self._error("an empty class", start)
-        return f"[{'^' if is_negated else ''}{''.join(items)}]"
+        return self._one_of(("^" if is_negated else "") + "".join(items))
+
+    def _one_of(self, items: str) -> str:
+        # llguidance drops what JSON cannot write from a text, instead of the text that holds it.
+        return f"[[{items}]&&[^{_UNWRITABLE}]]" if self.is_search else f"[{items}]"
+
+    def _character(self, character: str, start: int) -> str:
+        if self.is_search and is_unwritable(character):
+            raise self._error(f"no JSON string has the character {character!r} here", start)
+        return _literal(character)
 
     def _class_item(self, start: int, is_negated: bool) -> str:
         at = self.at

@@ -1,14 +1,14 @@
-"""Owns the threads that compile grammars, and the grammars that were compiled. Never checks or follows one.
+"""Owns the thread that compiles grammars, and the grammars that were compiled. Never checks or follows one.
 
 Made by compose, asked by control through `core.grammars`. A grammar that is asked for twice is compiled once, and so is
 one that fails: sending the same fault again costs nothing.
 """
 
+import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
-from threading import Lock
 
 from loopwright.core.calls import Grammar
 from loopwright.core.grammars import CompiledGrammar
@@ -17,17 +17,17 @@ from loopwright.grammar.vocabulary import Vocabulary
 from loopwright.text.tokenizer import Tokenizer
 
 MAX_CACHED = 128
-NUM_THREADS = 1  # of Python much; a second thread would take the interpreter from the event loop
+STACK_BYTES = 128 << 20  # llguidance recurses along references: those that pass the checks need a third of it
 
 
 class GrammarPool:
-    """Implements core.grammars.GrammarCompiler for one model. `close` ends its threads."""
+    """Implements core.grammars.GrammarCompiler for one model. `close` ends its thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_cached: int = MAX_CACHED) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._max_cached = max_cached
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "loopwright-grammar")
-        self._lock = Lock()
+        self._threads = _threads_with_deep_stacks()
+        self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()  # the longest unused first
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
@@ -55,3 +55,14 @@ class GrammarPool:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(self._tokenizer, self._vocab_size)  # on the one thread, when the first grammar comes
+
+
+def _threads_with_deep_stacks() -> ThreadPoolExecutor:
+    """One thread: much of the work is Python's, and a second would only take the interpreter from the event loop."""
+    threads = ThreadPoolExecutor(1, "loopwright-grammar")
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        threads.submit(int).result()  # threads start with their first task
+    finally:
+        threading.stack_size(usual)
+    return threads
