@@ -33,6 +33,7 @@ from loopwright.engine.executor import TorchExecutor
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
 from loopwright.engine.oracle import Oracle
+from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.host import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.text.load_tokenizer import byte_tokenizer
@@ -167,8 +168,12 @@ async def system_over(
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
     runtime = runtime or RuntimeConfig(allows_native=True)
-    controller = Controller(executor, text.tokenizer.token_bytes, text.info, SystemClock(), control or ControlConfig())
+    grammars = GrammarPool(text.tokenizer, text.info.vocab_size)
+    controller = Controller(
+        executor, text.tokenizer.token_bytes, text.info, SystemClock(), control or ControlConfig(), grammars
+    )
     async with AsyncExitStack() as stack:
+        stack.callback(grammars.close)
         sandboxes = await open_sandboxes(runtime, no_progress)
         stack.push_async_callback(close_sandboxes, sandboxes)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
@@ -26,10 +26,16 @@ def mix(*numbers: int) -> int:
     return hash(numbers) & 0xFFFF_FFFF
 
 
-def choose(hidden: int, sampling: Sampling, position: int) -> int:
-    """The token that the fake model samples after a hidden state."""
+def choose(hidden: int, sampling: Sampling, position: int, counted: Sequence[int] = ()) -> int:
+    """The token that the fake model samples after a hidden state, and after the tokens that penalties count."""
+    hidden = mix(hidden, *counted) if counted else hidden
     drawn = hidden if sampling.temperature == 0 else mix(hidden, sampling.seed, position)
     return sampling.allowed[drawn % len(sampling.allowed)] if sampling.allowed else drawn % VOCAB_SIZE
+
+
+def shifted(value: int, delta: int) -> int:
+    """What a KV place holds after its position was moved."""
+    return mix(value, delta)
 
 
 def describe(hidden: int, request: DistributionRequest) -> Distribution:
@@ -57,6 +63,7 @@ class FakeExecutor:
         self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots)
         self.batches: list[Batch] = []
         self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail
+        self.fail_shift: ErrorInfo | None = None
         self.fault: Exception | None = None  # fails the next step
         self.held: list[tuple[Batch, Future[StepResult]]] | None = None  # a list: steps wait for `release`
         self.is_holding = asyncio.Event()
@@ -92,10 +99,16 @@ class FakeExecutor:
         _check_independence(batch, self.shape.block_size)
         for copy in batch.copies:
             self._copy(copy)
+        for shift in batch.shifts:
+            self._shift(shift)
         for embed in batch.embeds:
             for slot, token, position in zip(embed.slots, embed.token_ids, embed.positions, strict=True):
                 self._slots[slot] = (token, position)
-        return StepResult([self._row(row) for row in batch.rows], [self._head(head) for head in batch.heads])
+        return StepResult(
+            [self._row(row) for row in batch.rows],
+            [self._head(head) for head in batch.heads],
+            [RowResult(error=self.fail_shift) for _ in batch.shifts],
+        )
 
     def _finish(self, batch: Batch, future: Future[StepResult]) -> None:
         try:
@@ -107,6 +120,11 @@ class FakeExecutor:
         for place in range(copy.size):
             value = self._kv[copy.source, copy.source_offset + place]
             self._kv[copy.target, copy.target_offset + place] = value
+
+    def _shift(self, shift: KvShift) -> None:
+        for place in range(shift.start, shift.start + shift.size):
+            key = (shift.block_ids[place // self.shape.block_size], place % self.shape.block_size)
+            self._kv[key] = shifted(self._kv[key], shift.delta)
 
     def _row(self, row: ForwardRow) -> RowResult:
         slots = [self._slots[slot] for slot in row.input_slots]
@@ -135,12 +153,19 @@ class FakeExecutor:
 
 
 def _answer(hiddens: Sequence[int], row: ForwardRow | HeadRow) -> RowResult:
-    token = None if row.sampling is None else choose(hiddens[-1], row.sampling, row.sample_position)
-    return RowResult(
-        token_id=token,
-        logprob=None if token is None else -float(token),
-        distributions=[describe(hiddens[one.index], one) for one in row.distributions],
-    )
+    distributions = [describe(hiddens[one.index], one) for one in row.distributions]
+    if row.sampling is None:
+        return RowResult(distributions=distributions)
+    drafts = row.token_ids[row.num_tokens - row.num_drafts :] if isinstance(row, ForwardRow) else ()
+    generated = row.generated if isinstance(row, ForwardRow) else ()
+    sampled: list[Sampled] = []
+    for number, hidden in enumerate(hiddens[len(hiddens) - 1 - len(drafts) :]):
+        counted = (*row.sampling.generated, *generated, *drafts[:number]) if row.sampling.has_penalties else ()
+        token = choose(hidden, row.sampling, row.sample_position - len(drafts) + number, counted)
+        sampled.append(Sampled(token, -float(token), ((token, -1.0),) if row.sampling.top_logprobs else ()))
+        if number < len(drafts) and drafts[number] != token:
+            break
+    return RowResult(sampled, distributions)
 
 
 def _check_independence(batch: Batch, block_size: int) -> None:
@@ -149,6 +174,9 @@ def _check_independence(batch: Batch, block_size: int) -> None:
     for copy in batch.copies:
         reads.append({("block", copy.source)})
         writes.append({("block", copy.target)})
+    for shift in batch.shifts:
+        reads.append(set())
+        writes.append({("block", block) for block in shift.block_ids})
     for embed in batch.embeds:
         reads.append(set())
         writes.append({("slot", slot) for slot in embed.slots})

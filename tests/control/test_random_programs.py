@@ -112,6 +112,36 @@ class RandomPrograms(RuleBasedStateMachine):
         program.checks[call] = lambda completion: self._check_forward(context, completion, expected)
 
     @precondition(lambda self: self.contexts())
+    @rule(data=st.data(), token=st.integers(0, 63), num_right=st.integers(0, 5), num_drafts=st.integers(1, 5))
+    def speculate(self, data: st.DataObject, token: int, num_right: int, num_drafts: int) -> None:
+        """Runs a token and guesses of what follows, of which the first `num_right` are right."""
+        context = data.draw(st.sampled_from(self.contexts()))
+        start, program = context.kv_len, context.program
+        if start + 1 + num_drafts > MAX_TOKENS_OF_A_CONTEXT:
+            return
+        right = context.naive.generate((token,), (start,), context.sampling, num_drafts + 1)
+        num_right = min(num_right, num_drafts)
+        drafts = [*right[:num_right], *((one + 1) % 64 for one in right[num_right:num_drafts])]
+        del context.naive.values[start + 1 + num_right :]
+        num_pages = -(-(start + 1 + num_drafts) // BLOCK_SIZE)
+        grow_from = program.take_name(max(num_pages - len(context.names), 0))
+        call = program.run.submit(
+            ForwardText(
+                queue=context.queue,
+                pages=tuple(context.names),
+                grow_from=PageName(grow_from),
+                kv_len=start,
+                tokens=(token, *drafts),
+                positions=tuple(range(start, start + 1 + num_drafts)),
+                sampling=context.sampling,
+                num_drafts=num_drafts,
+            )
+        )
+        context.names += [PageName(grow_from + place) for place in range(num_pages - len(context.names))]
+        expected = (start + 1 + num_right, right[: num_right + 1])
+        program.checks[call] = lambda completion: self._check_speculation(context, completion, expected)
+
+    @precondition(lambda self: self.contexts())
     @rule(data=st.data(), token=st.integers(0, 63), max_tokens=st.integers(1, 9), stop_token=st.integers(0, 63))
     def begin_segment(self, data: st.DataObject, token: int, max_tokens: int, stop_token: int) -> None:
         context = data.draw(st.sampled_from(self.contexts()))
@@ -236,6 +266,13 @@ class RandomPrograms(RuleBasedStateMachine):
         if self._is_ok(context, completion):
             result = completion.result
             assert (result.kv_len, result.token) == expected
+
+    def _check_speculation(
+        self, context: RandomContext, completion: Completion, expected: tuple[int, list[int]]
+    ) -> None:
+        if self._is_ok(context, completion):
+            result = completion.result
+            assert (result.kv_len, list(result.tokens)) == expected
 
     def _check_segment(
         self, context: RandomContext, completion: Completion, expected: list[int], start: int, grow_from: int

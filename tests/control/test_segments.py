@@ -3,6 +3,7 @@
 import pytest
 
 from loopwright.control.scheduler import ControlConfig
+from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import AllocatePages, ClearQueue, ForwardText, FreePages, Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId, PageName
@@ -135,7 +136,7 @@ def forced(pieces: list[bytes], stop: str) -> Segment:
     token = 2
     while (batch := rig.controller.schedule()) is not None:
         result = rig.executor.run(batch)
-        forced_row = type(result.rows[0])(token_id=token, logprob=0.0)
+        forced_row = RowResult(sampled=(Sampled(token, 0.0),))
         rig.controller.complete(type(result)(rows=[forced_row]))
         token += 1
     return run.segment(call)

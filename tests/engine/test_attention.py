@@ -3,27 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, dense_rows, log_softmax, some_tokens
+from engine_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
 
 from loopwright.core.batch import ForwardRow
-from loopwright.core.calls import Visibility
 from loopwright.core.errors import Unavailable
 from loopwright.engine.attention import make_attention, visible_places
 from loopwright.engine.byte_model import BYTE_CONFIG
 from loopwright.engine.kv_cache import KvCache
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.oracle import Oracle
-
-
-def runs_of(seen: list[bool]) -> Visibility:
-    """Booleans as alternating run lengths, hidden first."""
-    runs, current = [0], False
-    for one in seen:
-        if one != current:
-            runs.append(0)
-            current = one
-        runs[-1] += 1
-    return tuple(runs)
 
 
 def random_mask(num_tokens: int, seed: int) -> torch.Tensor:

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-import torch
-from engine_rig import Rig, dense_rows, transformers_logprobs
-from transformers import LlamaConfig, LlamaForCausalLM
+from engine_rig import ANSWER, PROMPT, Rig, dense_rows, transformers_default_model, transformers_logprobs
+from transformers import PreTrainedModel
 
 from loopwright.core.batch import ForwardRow
 from loopwright.core.calls import Sampling
@@ -16,50 +14,13 @@ from loopwright.engine.oracle import Oracle
 
 pytestmark = pytest.mark.model
 
-# <|im_start|>system … <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n
-PROMPT = [
-    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198,
-    1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
-]  # fmt: skip
-ANSWER = [504, 3575, 282, 4649, 314, 7042, 30, 2]  # The capital of France is Paris.<|im_end|>
-
 
 @pytest.fixture(scope="module")
-def reference(default_model_path: Path) -> LlamaForCausalLM:
-    """transformers in float64, with the file read and its weights decoded by the gguf package.
-
-    Two computations in float32 differ by up to 1.1e-4 here (of 2 million logits, most at log-probabilities under -20);
-    each is within 1e-4 of what float64 gives."""
-    reader = gguf.GGUFReader(default_model_path)
-    stored = {one.name: gguf.dequantize(one.data, one.tensor_type) for one in reader.tensors}
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, attn_implementation="eager",
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    state = {
-        "model.embed_tokens.weight": stored["token_embd.weight"],
-        "model.norm.weight": stored["output_norm.weight"],
-    }
-    names = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    for layer in range(30):
-        for hf_name, gguf_name in names.items():
-            weight = stored[f"blk.{layer}.{gguf_name}.weight"]
-            if gguf_name in ("attn_q", "attn_k"):  # GGUF keeps the two halves of a rotary pair side by side
-                num_heads = 9 if gguf_name == "attn_q" else 3
-                weight = weight.reshape(num_heads, 32, 2, 576).swapaxes(1, 2).reshape(weight.shape)
-            state[f"model.layers.{layer}.{hf_name}.weight"] = weight
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model.load_state_dict({name: torch.tensor(one) for name, one in state.items()})
-    return model.double()
+def reference(default_model_path: Path) -> PreTrainedModel:
+    return transformers_default_model(default_model_path)
 
 
-def test_logits_equal_transformers(default_model: LoadedModel, reference: LlamaForCausalLM) -> None:
+def test_logits_equal_transformers(default_model: LoadedModel, reference: PreTrainedModel) -> None:
     tokens = PROMPT + ANSWER
     expected = transformers_logprobs(reference, tokens)
     rig = Rig(default_model)

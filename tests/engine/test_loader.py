@@ -42,7 +42,9 @@ def test_gguf_and_hugging_face_files_load_as_the_model_that_was_written(variant:
         assert {name: one.tolist() for name, one in loaded.weights.items()} == {
             name: one.tolist() for name, one in model.weights.items()
         }
-        torch.testing.assert_close(loaded.rope_frequencies, model.rope_frequencies)
+        for rope, written in zip(loaded.ropes, model.ropes, strict=True):
+            torch.testing.assert_close(rope.frequencies, written.frequencies)
+            assert rope.magnitude == pytest.approx(written.magnitude)
         assert loaded.quantization == "F32"
         np.testing.assert_allclose(Rig(loaded).logprobs(tokens), expected, atol=1e-5)
 
@@ -82,7 +84,7 @@ def test_old_rope_settings_of_a_config_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "mamba"}, r"'mamba' cannot be run; known are llama \(LlamaForCausalLM\)"),
+        ({"general.architecture": "mamba"}, r"'mamba' cannot be run; known are llama \(LlamaForCausalLM\), mistral"),
         ({"general.architecture": None}, "architecture 'None' cannot be run"),
         ({"llama.block_count": None}, r"llama\.block_count is None"),
         ({"llama.block_count": 3}, r"has no tensor 'blk\.2\.attn_norm\.weight'"),
@@ -93,7 +95,7 @@ def test_old_rope_settings_of_a_config_are_understood(tmp_path: Path) -> None:
         ({"llama.attention.key_length": 15}, "heads of 15"),
         ({"llama.attention.key_length": 32}, r"tensor 'blk\.0\.attn_q\.weight' has shape \[64, 64\]"),
         ({"llama.rope.dimension_count": 8}, r"rope\.dimension_count is 8; not the head size 16"),
-        ({"llama.rope.scaling.type": "yarn"}, r"rope\.scaling\.type is 'yarn'; only linear is known"),
+        ({"llama.rope.scaling.type": "longrope"}, r"rope\.scaling\.type is 'longrope'; known are none, linear, yarn"),
         ({"llama.rope.freq_base": 0.0}, r"rope\.freq_base is 0\.0"),
     ],
 )  # fmt: skip
@@ -188,12 +190,13 @@ def escape_the_folder(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), r"has no model\.safetensors"),
         (lambda folder: edit_config(folder, architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' cannot be run"),
         (lambda folder: edit_config(folder, architectures=None), "architecture 'None' cannot be run"),
-        (lambda folder: edit_config(folder, attention_bias=True), "attention_bias is True"),
+        (lambda folder: edit_config(folder, attention_bias=True), r"no tensor 'model.layers.0.self_attn.q_proj.bias'"),
+        (lambda folder: edit_config(folder, mlp_bias=True), "mlp_bias is True"),
         (lambda folder: edit_config(folder, hidden_act="gelu"), "hidden_act is 'gelu'"),
         (lambda folder: edit_config(folder, num_hidden_layers=None), "num_hidden_layers is None"),
         (lambda folder: edit_config(folder, hidden_size=True), "hidden_size is True"),
         (lambda folder: edit_config(folder, vocab_size=10**12), "vocab_size is 1000000000000"),
-        (lambda folder: edit_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1.0}), "'yarn'"),
+        (lambda folder: edit_config(folder, rope_parameters={"rope_type": "dynamic"}), "'dynamic'; known are"),
         (drop_tensor, r"has no tensor 'model\.norm\.weight'"),
         (reshape_tensor, r"'model\.norm\.weight' has shape \[65\]; the config wants \[64\]"),
         (poison_tensor, r"'model\.layers\.0\.self_attn\.q_proj\.weight' holds values that are not finite"),

@@ -13,6 +13,11 @@ from system_rig import System, WatchedExecutor, byte_oracle, byte_system, in_loo
 PROMPT = "The quick brown fox jumps over"
 NUM_TOKENS = 16
 OPTIONS: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 11}
+EVERYTHING: dict[str, Any] = {
+    "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": {101: 1.0, 32: -2.0},
+    "allowed": list(range(32, 127)), "temperature": 1.3, "top_k": 60, "typical_p": 0.95, "top_p": 0.9, "min_p": 0.01,
+    "seed": 12, "logprobs": "processed", "top_logprobs": 3,
+}  # fmt: skip
 
 GENERATE = """
 from loopwright import Context
@@ -48,15 +53,17 @@ async def main(prompt: str, num_tokens: int, options: dict):
 """
 
 
-def test_fifty_mixes_of_neighbours_change_nothing() -> None:
+@pytest.mark.parametrize("options", [OPTIONS, EVERYTHING], ids=["nucleus", "everything"])
+def test_fifty_mixes_of_neighbours_change_nothing(options: dict[str, Any]) -> None:
     async def scenario() -> None:
         rng = random.Random(0)
         async with byte_system(num_blocks=1024) as system:
-            tokens, logprobs = (await target(system)).result
-            assert tokens == list(byte_oracle().generate(ids_of(PROMPT), Sampling(**OPTIONS), NUM_TOKENS).tokens)
+            tokens, logprobs = (await target(system, options)).result
+            sampling = Sampling(**{**options, "seen": tuple(ids_of(PROMPT))})
+            assert tokens == list(byte_oracle().generate(ids_of(PROMPT), sampling, NUM_TOKENS).tokens)
             for _ in range(50):
                 neighbours = [random_neighbour(system, rng) for _ in range(rng.randint(1, 7))]
-                outcome, *others = await together(system, target(system), *neighbours)
+                outcome, *others = await together(system, target(system, options), *neighbours)
                 assert outcome.result == [tokens, pytest.approx(logprobs, abs=1e-5)]
                 assert all(other.final.code == "ok" for other in others)
 
@@ -96,8 +103,8 @@ def test_distributions_are_the_same_in_a_batch_of_any_size(num_rows: int) -> Non
     in_loop(scenario)
 
 
-async def target(system: System) -> Any:
-    return await system.run(GENERATE, prompt=PROMPT, num_tokens=NUM_TOKENS, options=OPTIONS)
+async def target(system: System, options: dict[str, Any] = OPTIONS) -> Any:
+    return await system.run(GENERATE, prompt=PROMPT, num_tokens=NUM_TOKENS, options=options)
 
 
 async def random_neighbour(system: System, rng: random.Random) -> Any:

@@ -102,6 +102,99 @@ return [joined == stream.turn.text, sum(len(c.tokens) for c in chunks), ctx.toke
     in_loop(scenario)
 
 
+def test_next_dist_tells_entropy_logits_and_what_a_mask_leaves() -> None:
+    body = """
+ctx = Context()
+ctx.append(prompt)
+dist = await ctx.next_dist(k=2, must_include=[9], allowed=[101, 32, 97], entropy=True, logits=True)
+whole = await ctx.next_dist(k=1, entropy=True)
+listed = [[token, max(logprob, -1e9)] for token, logprob in dist]  # JSON knows no infinity
+return [listed, dist.entropy, dist.allowed_mass, dist.truncated, list(dist.logits), whole.entropy, whole.logits]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            found = await result_of(system, body, prompt=PROMPT)
+            pairs, entropy, mass, truncated, logits, whole_entropy, no_logits = found  # type: ignore[misc]
+            own = byte_oracle().logits(ids_of(PROMPT))[-1].double().numpy()
+            np.testing.assert_allclose(logits, own, atol=1e-4)
+            logprobs = np.array(logits) - np.logaddexp.reduce(logits)
+            ids = sorted([32, 97, 101], key=lambda one: -logprobs[one])
+            masked = logprobs[ids] - np.logaddexp.reduce(logprobs[ids])
+            assert [token for token, _ in pairs] == [*ids[:2], 9]
+            assert [logprob for _, logprob in pairs] == pytest.approx([*masked[:2], -1e9], abs=1e-5)
+            assert entropy == pytest.approx(-float((np.exp(masked) * masked).sum()), abs=1e-5)
+            assert mass == pytest.approx(float(np.exp(logprobs[ids]).sum()), abs=1e-5)
+            assert whole_entropy == pytest.approx(-float((np.exp(logprobs) * logprobs).sum()), abs=1e-5)
+            assert (truncated, no_logits) == (True, None)
+
+    in_loop(scenario)
+
+
+def test_penalties_count_what_the_model_wrote_since_the_program_wrote() -> None:
+    """So a loop of short generations equals one long one, and a new question forgives the old answer."""
+    body = """
+options = {"temperature": 1.0, "seed": 4, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "ignore_eos": True}
+whole, pieces = Context(), Context()
+for ctx in (whole, pieces):
+    ctx.append(prompt)
+long = await whole.generate(max_tokens=20, **options)
+parts = []
+for size in (1, 7, 1, 11):
+    parts += (await pieces.generate(max_tokens=size, **options)).tokens
+fork = await pieces.fork()
+forked = await fork.generate(max_tokens=5, **options)
+pieces.append(" and then")
+after = await pieces.generate(max_tokens=5, **options)
+return [long.tokens, parts, forked.tokens, after.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            whole, parts, forked, after = await result_of(system, body, prompt=PROMPT)  # type: ignore[misc]
+            given = {"temperature": 1.0, "seed": 4, "frequency_penalty": 1.5, "repetition_penalty": 1.3}
+            start = ids_of(PROMPT)
+            assert whole == parts == expected(start, 20, **given, seen=tuple(start))
+            longer = [*start, *whole]
+            assert forked == expected(longer, 5, **given, seen=tuple(start), generated=tuple(whole))
+            again = [*longer, *b" and then"]
+            assert after == expected(again, 5, **given, seen=tuple(again))
+
+    in_loop(scenario)
+
+
+def test_verified_tokens_join_an_open_turn_and_bad_drafts_leave_the_context_as_it_was() -> None:
+    body = """
+ctx = Context(seed=1)
+ctx.user("hi")
+first = await ctx.verify([], temperature=1.0)
+try:
+    await ctx.verify([999], temperature=1.0)
+except BadRequest as error:
+    message = str(error)
+second = await ctx.verify([first.tokens[0], 1], temperature=1.0)
+ctx.user("and")
+turn = await ctx.generate(max_tokens=4, ignore_eos=True)
+return [first.tokens, second.tokens, message, ctx.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            first, second, message, tokens = await result_of(system, body)  # type: ignore[misc]
+            assert "token 999 is not in the vocabulary" in message
+            tokenizer, template = system.text.tokenizer, system.text.chat_template
+            assert template is not None
+            said = tokenizer.decode([*first, *second])
+            assert said in tokenizer.decode(tokens)
+            opened = template.render_delta([{"role": "user", "content": "hi"}], 0, False, True)
+            assert tokens[: len(opened)] == opened
+            assert tokens[len(opened) :][: len(first) + len(second)] == [*first, *second]
+            sampling = {"temperature": 1.0, "seed": 1}
+            assert [*first, *second] == expected(opened, len(first) + len(second), **sampling)
+
+    in_loop(scenario)
+
+
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_forks_go_their_own_way_and_equal_runs_of_their_own(sandbox: str) -> None:
     body = """

@@ -47,7 +47,7 @@ def smollm2_template(smollm2):
 
 @pytest.fixture(scope="module")
 def reference(smollm2):
-    backend = Backend.from_str(smollm2.backend.to_str())
+    backend = Backend.from_str(smollm2.encoder.library.to_str())
     backend.model = type(backend.model)({**backend.get_vocab(), **smollm2.controls}, _merges(backend))
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in smollm2.controls])
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=smollm2.chat_template)

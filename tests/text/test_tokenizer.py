@@ -109,12 +109,13 @@ def test_llama_3_cuts_numbers_by_three_and_takes_whole_words_of_the_vocabulary()
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "'llama'"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores"),
         ({"tokenizer.ggml.model": None}, "None"),
         ({"tokenizer.ggml.pre": "deepseek-v3"}, "'deepseek-v3'"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.tokens": (1, 2)}, "tokenizer.ggml.tokens"),
-        ({"tokenizer.ggml.token_type": (1, 1)}, "2 token types"),
+        ({"tokenizer.ggml.token_type": (1, 1)}, "2 numbers in tokenizer.ggml.token_type"),
         ({"tokenizer.ggml.merges": ("a z",)}, "damaged"),
         ({"tokenizer.ggml.eos_token_id": 99}, "99"),
     ],
@@ -125,8 +126,8 @@ def test_a_tokenizer_we_cannot_read_right_is_refused_by_name(change, named):
 
 
 def write_folder(folder: Path, tokenizer, **configs) -> Path:
-    tokenizer.backend.add_special_tokens([AddedToken(text, special=True) for text in tokenizer.controls])
-    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    tokenizer.encoder.library.add_special_tokens([AddedToken(text, special=True) for text in tokenizer.controls])
+    tokenizer.encoder.library.save(str(folder / "tokenizer.json"))
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     return folder
@@ -199,7 +200,7 @@ def test_a_folder_s_broken_file_is_named(byte_folder, name, content):
 @pytest.mark.model
 def test_the_default_model_is_the_same_from_a_folder(smollm2_metadata, tmp_path):
     written = tokenizer_from_gguf(smollm2_metadata)
-    content = json.loads(written.backend.to_str())
+    content = json.loads(written.encoder.library.to_str())
     content["model"]["vocab"] |= written.controls  # a folder's vocabulary lists them at their ids
     (tmp_path / "tokenizer.json").write_text(
         json.dumps(content | {"added_tokens": [added_token(text, one) for text, one in written.controls.items()]})

@@ -19,6 +19,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.runs import Runs
+from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.host import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
@@ -110,19 +111,30 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
 @asynccontextmanager
 async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterator[Controller]:
     """The control layer over an engine, serving until the end."""
+    grammars = GrammarPool(model.text.tokenizer, model.info.vocab_size)
     controller = Controller(
         model.executor,
         token_bytes=model.text.tokenizer.token_bytes,
         model_info=model.info,
         clock=SystemClock(),
         config=config,
+        grammars=grammars,
     )
-    async with asyncio.TaskGroup() as tasks:
+    async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())
         try:
             yield controller
         finally:
             serving.cancel()
+
+
+@asynccontextmanager
+async def closing_on_thread(grammars: GrammarPool) -> AsyncIterator[None]:
+    """Closes at the end, without holding up the loop for what is still being compiled."""
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(grammars.close)
 
 
 async def open_sandboxes(config: RuntimeConfig, report: Report) -> dict[str, Sandbox]:

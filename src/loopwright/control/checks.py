@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from loopwright.control.name_table import check_distinct
 from loopwright.core.calls import (
+    MAX_DRAFTS,
     CopyPage,
     DistributionRequest,
     EmbedText,
@@ -17,6 +18,7 @@ from loopwright.core.calls import (
     NextDistribution,
     Sample,
     Sampling,
+    ShiftKv,
     Visibility,
 )
 from loopwright.core.errors import BadRequest, ContextTooLong
@@ -32,6 +34,17 @@ def check_copy(call: CopyPage, shape: EngineShape) -> None:
             raise BadRequest(
                 f"{field}: {offset} + size {call.size} is not within the page's {shape.block_size} tokens", field=field
             )
+
+
+def check_shift(call: ShiftKv, num_places: int) -> None:
+    """Something is shifted, and it lies in the pages, of `num_places` tokens."""
+    if call.size < 1:
+        raise BadRequest(f"size: {call.size} is less than 1", field="size")
+    if call.start < 0 or call.start + call.size > num_places:
+        raise BadRequest(
+            f"start: {call.start} + size {call.size} is not within the {num_places} tokens that the pages hold",
+            field="start",
+        )
 
 
 def check_embed_text(call: EmbedText, shape: EngineShape) -> None:
@@ -52,7 +65,7 @@ def check_forward(call: Forward, num_places: int) -> None:
 
 
 def check_forward_text(call: ForwardText, shape: EngineShape, num_places: int) -> None:
-    """Inputs, pages, mask, distributions and sampling fit each other and the model."""
+    """Inputs, pages, mask, distributions, sampling and drafts fit each other and the model."""
     _check_not_empty("tokens", len(call.tokens))
     _check_inputs(call.tokens, call.positions, shape)
     _check_capacity(call.kv_len, 0 if call.grow_from is not None else len(call.tokens), num_places)
@@ -60,6 +73,8 @@ def check_forward_text(call: ForwardText, shape: EngineShape, num_places: int) -
     _check_distributions(call.distributions, len(call.tokens), shape)
     if call.sampling is not None:
         _check_sampling(call.sampling, shape)
+    if call.num_drafts:
+        _check_drafts(call)
 
 
 def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
@@ -69,6 +84,8 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
     _check_capacity(call.kv_len, 0, num_places)
     _check_sampling(call.sampling, shape)
     _check_tokens("stop_tokens", call.stop_tokens, shape)
+    if call.grammar is not None and call.sampling.allowed is not None:
+        raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 
@@ -160,14 +177,39 @@ def _check_distributions(
                 f"{field}.k: {request.k} is not from 1 to the vocabulary's {shape.vocab_size}", field=f"{field}.k"
             )
         _check_tokens(f"{field}.must_include", request.must_include, shape)
+        _check_allowed(f"{field}.allowed", request.allowed, shape)
     check_distinct([one.index if one.index >= 0 else num_inputs - 1 for one in requests], f"{field}.index")
 
 
 def _check_sampling(sampling: Sampling, shape: EngineShape) -> None:
     _check_tokens("sampling.logit_bias", sampling.logit_bias, shape)
-    if sampling.allowed is not None:
-        _check_not_empty("sampling.allowed", len(sampling.allowed))
-        _check_tokens("sampling.allowed", sampling.allowed, shape)
+    _check_tokens("sampling.seen", sampling.seen, shape)
+    _check_tokens("sampling.generated", sampling.generated, shape)
+    _check_allowed("sampling.allowed", sampling.allowed, shape)
+
+
+def _check_allowed(field: str, allowed: Collection[int] | None, shape: EngineShape) -> None:
+    if allowed is not None:
+        _check_not_empty(field, len(allowed))
+        _check_tokens(field, allowed, shape)
+
+
+def _check_drafts(call: ForwardText) -> None:
+    num_drafts, num_tokens = call.num_drafts, len(call.tokens)
+    if call.sampling is None:
+        raise BadRequest(f"num_drafts: {num_drafts} drafts without sampling", field="num_drafts")
+    if not 0 <= num_drafts <= min(MAX_DRAFTS, num_tokens - 1):
+        raise BadRequest(
+            f"num_drafts: {num_drafts} of {num_tokens} tokens; at most {min(MAX_DRAFTS, num_tokens - 1)} can be, for "
+            f"one must stand before them",
+            field="num_drafts",
+        )
+    before = call.positions[-num_drafts - 1]
+    if call.positions[-num_drafts:] != tuple(range(before + 1, before + 1 + num_drafts)):
+        raise BadRequest(
+            f"positions: the {num_drafts} drafts do not stand one after the other behind position {before}",
+            field="positions",
+        )
 
 
 def _too_long(field: str, position: int, shape: EngineShape) -> ContextTooLong:

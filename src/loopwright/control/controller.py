@@ -11,16 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from loopwright.control import ordering
+from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
-from loopwright.control.feeds import Feed
+from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
-from loopwright.core.batch import Batch, RowResult, StepResult
-from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, QueueCall, Synchronize
+from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
+from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -34,9 +35,10 @@ from loopwright.core.errors import (
     OutOfPages,
 )
 from loopwright.core.executor import Executor
+from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import CallResult, Completion, Done, Forwarded
+from loopwright.core.results import CallResult, Completion, Done
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Controller:
         model_info: ModelInfo,
         clock: Clock,
         config: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         shape = executor.shape
         self._executor = executor
@@ -63,6 +66,8 @@ class Controller:
         self._model_info = model_info
         self._clock = clock
         self._config = config
+        self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape)
         self._scheduler = Scheduler(config, self._resources)
         self._sessions: dict[RunId, InlineSession] = {}
@@ -96,6 +101,7 @@ class Controller:
 
     async def serve(self) -> None:
         """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
+        self._loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             batch = self.schedule()
@@ -116,6 +122,11 @@ class Controller:
     def schedule(self) -> Batch | None:
         """The next batch, which is running from now on; None if nothing can run. Only while no step runs."""
         assert self._running is None, "one step at a time"
+        for call, error in self._compiling.take():
+            if error is not None:
+                ordering.fail(call, error.info())
+            if call.num_blockers == 0:
+                self._settle([call])
         while True:
             step = self._scheduler.form()
             for call, error in step.refused:
@@ -140,8 +151,13 @@ class Controller:
             if row.error is not None:
                 self._fail(call, row.error)
             else:
-                head = Forwarded(distributions=tuple(row.distributions), token=row.token_id, logprob=row.logprob)
-                self._finish(call, head)
+                assert isinstance(call.work, HeadRow)
+                self._finish(call, forwarded(row, call.work.sampling))
+        for call, row in zip(step.shifts, result.shifts, strict=True):
+            if row.error is not None:
+                self._fail(call, row.error)
+            else:
+                self._finish(call, Done())
 
     def fail_step(self, error: Exception) -> None:
         """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
@@ -177,6 +193,7 @@ class Controller:
         self._changed()
         if not call.is_started:
             ordering.fail(call, Cancelled(f"call {call_id} was interrupted before it started").info())
+            self._compiling.drop(call)
             if call.num_blockers == 0:
                 self._settle([call])
         elif isinstance(call.work, SegmentFeed):
@@ -239,12 +256,15 @@ class Controller:
         if failure is None:
             holdings = self._resources.holdings(session.run_id)
             try:
+                if isinstance(call, Generate):
+                    self._compiling.check(call)
                 prepare(one, call, holdings, self._resources.shape, self._token_bytes)
             except LoopwrightError as error:
                 failure = error.info()
         if failure is not None:
             self._enqueue_refused(session, queue, call_id, call, failure)
             return
+        self._compiling.add(one)
         self._place(session, one, ordering.taint(one))
 
     def _enqueue_refused(
@@ -289,7 +309,11 @@ class Controller:
         if row.error is not None:
             self._fail(call, row.error)
             return
-        is_over = feed.advance(row)
+        try:
+            is_over = feed.advance(row)
+        except LoopwrightError as error:  # its grammar cannot go on
+            self._fail(call, error.info())
+            return
         if not isinstance(feed, SegmentFeed):
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
@@ -329,6 +353,7 @@ class Controller:
     def _discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
         call.is_over = True
+        self._compiling.drop(call)
         self._resources.mark_written(call)
         ready = ordering.leave(call)
         self._resources.release(call)
@@ -357,11 +382,16 @@ class Controller:
         self._changed_s = self._clock.now_s()
         self._wake.set()
 
+    def _wake_from_any_thread(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
     def _is_stuck(self) -> bool:
         """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
         without open calls is busy elsewhere, and will free what it holds."""
         holders = self._resources.num_held_blocks()
-        return bool(self._scheduler.waiting()) and all(self._sessions[run_id].open_calls for run_id in holders)
+        is_everybody_waiting = all(self._sessions[run_id].open_calls for run_id in holders)
+        return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
 
     def _refuse_for_blocks(self) -> bool:
         """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough.

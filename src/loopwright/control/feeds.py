@@ -5,7 +5,9 @@ Made when a call is issued, asked by the scheduler for rows, advanced by the con
 
 from collections.abc import Sequence
 
-from loopwright.core.batch import ForwardRow, RowResult
+import msgspec
+
+from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.ids import BlockId, SlotId
 from loopwright.core.results import Distribution, Forwarded
@@ -15,12 +17,18 @@ class Feed:
     """Inputs of one call on their way into KV, cut into chunks as the scheduler's budget asks.
 
     A mask holds for KV places, which chunks do not move; a distribution's index is of the inputs, so each chunk
-    answers the requests whose index it holds. Outputs are the hidden states of the last inputs."""
+    answers the requests whose index it holds. Outputs are the hidden states of the last inputs. Drafts and the input
+    before them stay in one row: what is sampled at each decides whether the next one counts."""
 
     __slots__ = (
+        "_allowed_bits",
+        "_are_drafts_forced",
         "_distributions",
         "_found",
+        "_generated",
+        "_is_divisible",
         "_mask",
+        "_num_drafts",
         "_num_in_row",
         "_num_run",
         "_output_slots",
@@ -31,12 +39,10 @@ class Feed:
         "_slots",
         "_tokens",
         "block_ids",
-        "is_chunkable",
         "kv_len",
-        "logprob",
         "num_inputs",
+        "sampled",
         "start_kv_len",
-        "token",
     )  # fmt: skip
 
     def __init__(
@@ -50,17 +56,21 @@ class Feed:
         mask: Sequence[Visibility] | None = None,
         distributions: Sequence[DistributionRequest] = (),
         sampling: Sampling | None = None,
+        num_drafts: int = 0,
     ) -> None:
         self.start_kv_len = self.kv_len = kv_len
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
-        self.is_chunkable = set(input_slots).isdisjoint(output_slots)
-        self.token: int | None = None
-        self.logprob: float | None = None
+        self._is_divisible = set(input_slots).isdisjoint(output_slots)
+        self.sampled: Sequence[Sampled] = ()  # by the row that ran last
         self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots
         self._mask, self._distributions, self._sampling = mask, distributions, sampling
         self._sample_position = positions[-1] + 1 if positions else 0
+        self._num_drafts = num_drafts
+        self._are_drafts_forced = False
+        self._allowed_bits: bytes | None = None  # of the token after the last input
+        self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
         self._num_run = self._num_in_row = 0
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
         self._picked: Sequence[int] = ()  # the requests that the running row answers
@@ -70,15 +80,23 @@ class Feed:
         """Inputs that have not run."""
         return self.num_inputs - self._num_run
 
+    @property
+    def is_chunkable(self) -> bool:
+        """Whether a row may hold less than all that is left."""
+        return self._is_divisible and self.num_left > self._num_drafts + 1
+
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
         self._num_in_row = min(max_tokens, self.num_left)
+        if self._num_in_row < self.num_left:
+            self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
         if self._num_in_row < self.num_inputs:
             return self._chunk(self._num_run, self._num_run + self._num_in_row)
         self._picked = range(len(self._distributions))
         return ForwardRow(
             self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
-            self._distributions, self._sampling, self._sample_position,
+            self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
+            self._are_drafts_forced, self._allowed_bits,
         )  # fmt: skip
 
     def advance(self, result: RowResult) -> bool:
@@ -87,18 +105,17 @@ class Feed:
         self._num_run += self._num_in_row
         if self._picked:
             self._found.update(zip(self._picked, result.distributions, strict=True))
-        self.token, self.logprob = result.token_id, result.logprob
-        return self._num_run == self.num_inputs
+        self.sampled = result.sampled
+        if self._num_run < self.num_inputs:
+            return False
+        if self._num_drafts:
+            self.kv_len -= self._num_drafts + 1 - len(self.sampled)
+        return True
 
     def result(self, num_pages: int) -> Forwarded:
         """What a forward that is over completes with."""
-        return Forwarded(
-            kv_len=self.kv_len,
-            num_pages=num_pages,
-            distributions=tuple(self._found[place] for place in range(len(self._distributions))),
-            token=self.token,
-            logprob=self.logprob,
-        )
+        found = RowResult(self.sampled, [self._found[place] for place in range(len(self._distributions))])
+        return forwarded(found, self._sampling, self.kv_len, num_pages)
 
     def _chunk(self, start: int, end: int) -> ForwardRow:
         indices = [one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions]
@@ -116,8 +133,27 @@ class Feed:
             distributions=[_moved(self._distributions[place], indices[place] - start) for place in self._picked],
             sampling=self._sampling if is_last else None,
             sample_position=self._sample_position if is_last else 0,
+            num_drafts=self._num_drafts if is_last else 0,
+            generated=self._generated if is_last else (),
+            are_drafts_forced=self._are_drafts_forced,
+            allowed_bits=self._allowed_bits if is_last else None,
         )
 
 
+def forwarded(row: RowResult, sampling: Sampling | None, kv_len: int = 0, num_pages: int = 0) -> Forwarded:
+    """What a row or a head completes with."""
+    return Forwarded(
+        kv_len=kv_len,
+        num_pages=num_pages,
+        distributions=tuple(row.distributions),
+        token=row.token_id,
+        logprob=row.logprob,
+        tokens=tuple(one.token_id for one in row.sampled),
+        logprobs=tuple(one.logprob for one in row.sampled),
+        top_logprobs=tuple(one.top_logprobs for one in row.sampled) if sampling and sampling.top_logprobs else (),
+        logprob_kind=None if sampling is None else sampling.logprobs,
+    )
+
+
 def _moved(request: DistributionRequest, index: int) -> DistributionRequest:
-    return DistributionRequest(index=index, k=request.k, must_include=request.must_include)
+    return msgspec.structs.replace(request, index=index)

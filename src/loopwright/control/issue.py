@@ -22,6 +22,7 @@ from loopwright.core.calls import (
     Generate,
     NextDistribution,
     Sample,
+    ShiftKv,
     Synchronize,
 )
 from loopwright.core.errors import BadRequest
@@ -29,8 +30,9 @@ from loopwright.core.executor import EngineShape
 from loopwright.core.ids import PageName, SlotId
 
 QueuedCall: TypeAlias = (
-    Synchronize | ClearQueue | CopyPage | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate
-)
+    Synchronize | ClearQueue | CopyPage | ShiftKv | EmbedText
+    | Forward | NextDistribution | Sample | ForwardText | Generate
+)  # fmt: skip
 """Calls that wait for their turn; the others are done when they are issued."""
 
 
@@ -43,6 +45,8 @@ def prepare(
             pass
         case CopyPage():
             _prepare_copy(one, call, holdings, shape)
+        case ShiftKv():
+            _prepare_shift(one, call, holdings, shape)
         case EmbedText():
             checks.check_embed_text(call, shape)
             one.embed_writes = holdings.embeds.find_all(call.embeds, "embeds")
@@ -70,6 +74,9 @@ def prepare_refused(one: OpenCall, holdings: Holdings, block_size: int) -> None:
     match one.call:
         case CopyPage(target=target):
             one.page_writes = _bound(holdings.pages, (target,))
+        case ShiftKv(pages=pages, start=start, size=size):
+            end = -(-(start + max(size, 0)) // block_size)
+            one.page_writes = _bound(holdings.pages, pages[max(start, 0) // block_size : end])
         case (
             Forward(pages=pages, kv_len=kv_len)
             | ForwardText(pages=pages, kv_len=kv_len)
@@ -89,6 +96,14 @@ def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: Engi
         raise BadRequest(f"target: page {call.target} is the source too", field="target")
     _check_unshared([target], (call.target,), "target")
     one.pages, one.page_reads, one.page_writes = [source, target], [source], [target]
+
+
+def _prepare_shift(one: OpenCall, call: ShiftKv, holdings: Holdings, shape: EngineShape) -> None:
+    checks.check_shift(call, len(call.pages) * shape.block_size)
+    first, last = call.start // shape.block_size, -(-(call.start + call.size) // shape.block_size)
+    pages = holdings.pages.find_all(call.pages, "pages")[first:last]
+    _check_unshared(pages, call.pages[first:last], "pages")
+    one.pages, one.page_reads, one.page_writes = list(pages), pages, list(pages)
 
 
 def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: EngineShape) -> None:
@@ -118,6 +133,7 @@ def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, 
         mask=call.mask,
         distributions=call.distributions,
         sampling=call.sampling,
+        num_drafts=call.num_drafts,
     )
 
 

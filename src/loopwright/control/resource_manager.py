@@ -22,6 +22,7 @@ from loopwright.core.calls import (
     FreePages,
     Generate,
     SharePages,
+    ShiftKv,
 )
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, LimitExceeded, OutOfPages, Overloaded
@@ -125,6 +126,8 @@ class ResourceManager:
                 raise BadRequest(
                     f"source: offsets {offset} … {offset + size - 1} are not all written", field="source_offset"
                 )
+        elif isinstance(call.call, ShiftKv):
+            self._check_shift(call.pages, call.call)
         elif isinstance(call.work, Feed):
             self._check_kv(call.pages, call.work.start_kv_len)
 
@@ -178,6 +181,15 @@ class ResourceManager:
                 raise _no_kv(place, pages[place], self.shape.block_size)
         if num_tail and _range_bits(0, num_tail) & ~pages[num_full].written:
             raise _no_kv(num_full, pages[num_full], num_tail)
+
+    def _check_shift(self, pages: Sequence[Page], call: ShiftKv) -> None:
+        size, start = self.shape.block_size, call.start % self.shape.block_size
+        for place, page in enumerate(pages):
+            first = place * size
+            if _range_bits(max(start - first, 0), min(start + call.size - first, size)) & ~page.written:
+                raise BadRequest(
+                    f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
+                )
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
         table = self._holdings[call.run_id].pages

@@ -13,8 +13,8 @@ from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow
-from loopwright.core.calls import CopyPage
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
+from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
 
 
@@ -22,7 +22,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a step may be. Prompts get what the rows of one token leave of `max_batch_tokens`, so the second limit
     must be above the first."""
 
-    max_batch_rows: int = 256  # rows of one token; also heads, embeds and copies, each
+    max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
     max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
 
@@ -37,7 +37,9 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Step:
     """A batch in the making, with the call of each of its entries."""
 
+    block_size: int
     copies: list[OpenCall] = field(default_factory=list)
+    shifts: list[OpenCall] = field(default_factory=list)
     embeds: list[OpenCall] = field(default_factory=list)
     rows: list[OpenCall] = field(default_factory=list)
     heads: list[OpenCall] = field(default_factory=list)
@@ -47,11 +49,12 @@ class Step:
     @property
     def calls(self) -> list[OpenCall]:
         """All calls of the batch."""
-        return [*self.copies, *self.embeds, *self.rows, *self.heads]
+        return [*self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
 
     def batch(self) -> Batch:
         return Batch(
             copies=[_block_copy(call) for call in self.copies],
+            shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
             embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
             rows=self.batch_rows,
             heads=[call.work for call in self.heads if isinstance(call.work, HeadRow)],
@@ -64,7 +67,7 @@ class Scheduler:
     def __init__(self, config: ControlConfig, resources: ResourceManager) -> None:
         self._config = config
         self._resources = resources
-        self._light: list[OpenCall] = []  # copies, embeds and heads, by arrival
+        self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, by rank
 
@@ -79,7 +82,7 @@ class Scheduler:
 
     def form(self) -> Step:
         """What the next step runs; no call if none can."""
-        step = Step()
+        step = Step(self._resources.shape.block_size)
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
@@ -98,6 +101,8 @@ class Scheduler:
                 taken = step.embeds
             elif isinstance(call.work, HeadRow):
                 taken = step.heads
+            elif isinstance(call.call, ShiftKv):
+                taken = step.shifts
             if len(taken) < self._config.max_batch_rows and self._admit(call, step):
                 taken.append(call)
             elif not _is_refused(call, step):
@@ -105,7 +110,14 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        self._short = short = [call for call in self._short if not call.is_over]
+        waiting, short = [call for call in self._short if not call.is_over], list[OpenCall]()
+        for call in waiting:
+            assert isinstance(call.work, Feed)
+            if call.work.num_left == 1:
+                short.append(call)
+            else:  # a grammar forced tokens after the sampled one
+                insort(self._long, call, key=lambda one: one.rank)
+        self._short = short
         for place, call in enumerate(short):
             if len(step.rows) == max_rows:
                 self._short = short[place:] + short[:place]
@@ -175,3 +187,11 @@ def _block_copy(call: OpenCall) -> BlockCopy:
     assert source.id is not None
     assert target.id is not None
     return BlockCopy(source.id, target.id, copy.source_offset, copy.target_offset, copy.size)
+
+
+def _kv_shift(call: OpenCall, block_size: int) -> KvShift:
+    """Of the touched pages alone, which is what the call holds."""
+    shift = call.call
+    assert isinstance(shift, ShiftKv)
+    block_ids = [page.id for page in call.pages if page.id is not None]  # what is written has a block
+    return KvShift(block_ids, shift.start % block_size, shift.size, shift.delta)

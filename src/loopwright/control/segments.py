@@ -1,14 +1,16 @@
-"""Owns one segment: its sampled tokens, when it ends and what is kept of it. Never chooses a token or a page.
+"""Owns one segment: its tokens, when it ends and what is kept of it. Never chooses a token or a page.
 
 Made when a Generate is issued; from then on used as every feed is, by the scheduler and the controller.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import RowResult
-from loopwright.core.calls import Generate
-from loopwright.core.results import Progress, Segment, StopReason
+from loopwright.core.batch import RowResult, Sampled
+from loopwright.core.calls import MAX_DRAFTS, Generate
+from loopwright.core.grammars import GrammarState
+from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.text.stop import StopMatch, StopMatcher
 
 
@@ -17,17 +19,24 @@ class SegmentFeed(Feed):
 
     Token j is sampled to stand at position last + 1 + j, where last is the prompt's last position, and runs there in
     the next step; so the last sampled token never runs. At least one token is sampled, even when the prompt fills the
-    context; a further one only if its position is below `max_context`."""
+    context; a further one only if its position is below `max_context`.
+
+    Under a grammar each row also says what may be sampled. Tokens that the grammar forces after the last input join the
+    row as drafts that no other token contests: they need no row of their own, and have real log-probabilities. None of
+    them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_stop_tokens",
-        "_token_bytes", "is_interrupted", "logprobs", "tokens",
+        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state", "_stop_tokens",
+        "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
         super().__init__(kv_len=call.kv_len, tokens=call.tokens, positions=call.positions, sampling=call.sampling)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.top_logprobs: list[TopLogprobs] = []  # only if asked for
+        if call.sampling.has_penalties:
+            self._generated = self.tokens  # rows refer to this very list
         self.is_interrupted = False  # set by the controller; the segment ends at its next token boundary
         self._call = call
         self._num_prompt = len(call.tokens)
@@ -37,28 +46,41 @@ class SegmentFeed(Feed):
         self._match: StopMatch | None = None
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
+        self._state: GrammarState | None = None
+
+    def follow(self, state: GrammarState) -> None:
+        """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
+        self._state = state
+        self._continue(self._call.tokens, self._call.positions)
 
     def advance(self, result: RowResult) -> bool:
-        """Takes what came of the row. True when the segment is over."""
+        """Takes what came of the row. True when the segment is over. Raises LimitExceeded, BadRequest when its grammar
+        cannot go on."""
         if not super().advance(result):
             return self.is_interrupted
-        assert self.token is not None, "the last row of a prompt asks for a token"
-        token, position = self.token, self._sample_position
-        self.tokens.append(token)
-        self.logprobs.append(self.logprob or 0.0)
-        if (reason := self._end_reason(token, position)) is not None:
+        assert self.sampled, "the last row of a prompt asks for a token"
+        reason: StopReason | None = None
+        for place, one in enumerate(self.sampled, start=1 - len(self.sampled)):
+            assert reason is None, "a forced token ends nothing"
+            self._keep(one)
+            reason = self._end_reason(one.token_id, self._sample_position + place)
+        if (reason := self._grammar_reason(reason)) is not None:
             self._reason = reason
             return True
-        self._tokens, self._positions = (token,), (position,)
-        self._sample_position = position + 1
-        self._num_run, self.num_inputs = 0, 1
+        self._continue((self.tokens[-1],), (self._sample_position,))
         return self.is_interrupted
 
     def progress(self) -> Progress | None:
-        """The token of the step that just ended, if the program asked to see it and there was one."""
-        if not self._call.progress or self.token is None:
+        """The tokens of the step that just ended, if the program asked to see them and there were any."""
+        if not self._call.progress or not self.sampled:
             return None
-        return Progress((self.token,), (self.logprobs[-1],))
+        first, sampling = len(self.tokens) - len(self.sampled), self._call.sampling
+        return Progress(
+            tuple(self.tokens[first:]),
+            tuple(self.logprobs[first:]),
+            tuple(self.top_logprobs[first:]),
+            logprob_kind=sampling.logprobs,
+        )
 
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
@@ -78,7 +100,47 @@ class SegmentFeed(Feed):
             stop=stop,
             kv_len=min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
             num_pages=num_pages,
+            top_logprobs=tuple(self.top_logprobs),
+            logprob_kind=self._call.sampling.logprobs,
         )
+
+    def _keep(self, one: Sampled) -> None:
+        self.tokens.append(one.token_id)
+        self.logprobs.append(one.logprob)
+        if self._call.sampling.top_logprobs:
+            self.top_logprobs.append(one.top_logprobs)
+
+    def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Makes the next inputs: these, and what the grammar forces after them."""
+        forced = self._forced(positions[-1]) if self._state is not None else ()
+        first = positions[-1] + 1
+        self._tokens = (*tokens, *forced) if forced else tokens
+        self._positions = (*positions, *range(first, first + len(forced))) if forced else positions
+        self._sample_position = first + len(forced)
+        self._num_run, self.num_inputs = 0, len(self._tokens)
+        self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
+        if self._state is not None:
+            self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
+
+    def _forced(self, position: int) -> Sequence[int]:
+        """What the grammar forces after `position`, up to a token that would end the segment."""
+        assert self._state is not None
+        num_possible = min(self._call.max_tokens - len(self.tokens) - 1, self._max_context - position - 2, MAX_DRAFTS)
+        stops = copy(self._matcher)  # shares the automaton
+        forced: list[int] = []
+        for token in self._state.forced()[: max(num_possible, 0)]:
+            if token in self._stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
+                break
+            self._state.accept(token)
+            forced.append(token)
+        return forced
+
+    def _grammar_reason(self, reason: StopReason | None) -> StopReason | None:
+        """The reason, now that the grammar has seen the last token too."""
+        if self._state is None or reason not in (None, "length"):
+            return reason
+        self._state.accept(self.tokens[-1])
+        return "grammar_end" if self._state.is_over else reason
 
     def _end_reason(self, token: int, position: int) -> StopReason | None:
         if token in self._stop_tokens:

@@ -3,7 +3,7 @@
 Made by control, run by an executor.
 
 Everything here is about blocks and slots: names were resolved when the call was issued. Nothing in one batch depends on
-anything else in it: the executor may run the four lists in the order copies, embeds, rows, heads.
+anything else in it: the executor may run the lists in the order copies, shifts, embeds, rows, heads.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, SlotId
-from loopwright.core.results import Distribution
+from loopwright.core.results import Distribution, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class BlockCopy:
     source_offset: int
     target_offset: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvShift:
+    """Rotate the keys of KV places start … start + size - 1 of `block_ids`, of every layer, `delta` positions on."""
+
+    block_ids: Sequence[BlockId]
+    start: int
+    size: int
+    delta: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,10 @@ class ForwardRow:
     distributions: Sequence[DistributionRequest] = ()  # indices are of this row; -1 is its last token
     sampling: Sampling | None = None  # choose the token after the last one
     sample_position: int = 0  # where the chosen token will stand; with the seed, the key of its draw
+    num_drafts: int = 0  # the last so many tokens are checked against what is sampled before each of them
+    generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+    are_drafts_forced: bool = False  # each draft is the only token allowed in its place
+    allowed_bits: bytes | None = None  # what may be chosen after the last token: bit i % 8 of byte i // 8 is token i
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +87,7 @@ class Batch:
     """What one step runs."""
 
     copies: Sequence[BlockCopy] = ()
+    shifts: Sequence[KvShift] = ()
     embeds: Sequence[EmbedRow] = ()
     rows: Sequence[ForwardRow] = ()
     heads: Sequence[HeadRow] = ()
@@ -83,18 +98,39 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class RowResult:
-    """What came of one ForwardRow or HeadRow. With `error` (say, NaN logits) only this row failed."""
+class Sampled:
+    """One sampled token, with log-probabilities of the kind that its Sampling asks for."""
 
-    token_id: int | None = None
-    logprob: float | None = None
+    token_id: int
+    logprob: float
+    top_logprobs: TopLogprobs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What came of one ForwardRow, HeadRow or KvShift. With `error` (say, NaN logits) only this row failed.
+
+    `sampled` are the accepted drafts and the token after them."""
+
+    sampled: Sequence[Sampled] = ()
     distributions: Sequence[Distribution] = ()
     error: ErrorInfo | None = None
+
+    @property
+    def token_id(self) -> int | None:
+        """The last sampled token."""
+        return self.sampled[-1].token_id if self.sampled else None
+
+    @property
+    def logprob(self) -> float | None:
+        """Its log-probability."""
+        return self.sampled[-1].logprob if self.sampled else None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a batch: a result for each row and each head, in the batch's order."""
+    """What came of a batch: a result for each row, head and shift, in the batch's order."""
 
     rows: Sequence[RowResult] = field(default=())
     heads: Sequence[RowResult] = field(default=())
+    shifts: Sequence[RowResult] = field(default=())

@@ -9,7 +9,7 @@ KV geometry: token number i of a page list lies in page `pages[i // page_size]`,
 `kv_len` is how many tokens of the list hold KV before the call. Positions are explicit and may have gaps.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -26,25 +26,55 @@ Visibility: TypeAlias = tuple[NonNegative, ...]
 What the runs do not reach is hidden. A token may see its own slot and earlier ones only."""
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one token is chosen from the logits. Applied in the order of the fields:
-    bias, allowed, temperature, top_k, top_p, min_p; then one draw keyed by (seed, position)."""
+MAX_DRAFTS = 256
+"""Drafts of one call: they run in one row, which no budget of a step may cut."""
 
+LogprobKind: TypeAlias = Literal["raw", "processed"]
+"""raw: the model's own distribution. processed: the one that the token was drawn from, after every field of Sampling
+that acts on it, normalised; at temperature 0 that is the chosen token alone, with log-probability 0."""
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How one token is chosen from the logits: in the order of the fields from repetition_penalty to min_p, then one
+    draw keyed by (seed, position). docs/sampling.md defines each.
+
+    Penalties count what is listed and nothing else, but that a segment counts what it samples as generated, and a
+    verified draft those before it. Repetition counts both lists, presence and frequency only `generated`."""
+
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     logit_bias: dict[int, float] = {}
     allowed: tuple[TokenId, ...] | None = None  # only these may be chosen
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # 0 is greedy: the highest logit, the lowest id on a tie
     top_k: NonNegative = 0  # 0 is off
+    typical_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+    seen: tuple[TokenId, ...] = ()  # tokens that stand before, for repetition_penalty
+    generated: tuple[TokenId, ...] = ()  # those of them that the model wrote, for all penalties
+    logprobs: LogprobKind = "raw"  # what is reported with a token
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0  # so many of the most probable tokens too, each time
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class DistributionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Asks for the exact distribution of the token that follows input token `index` (-1 is the last one)."""
+    """Asks for the exact distribution of the token that follows input token `index` (-1 is the last one).
+
+    With `allowed` it is the distribution over those tokens: the others are masked, and what is left sums to 1."""
 
     index: int = -1
     k: Positive = 256  # the k most probable; may be the whole vocabulary
     must_include: tuple[TokenId, ...] = ()
+    allowed: tuple[TokenId, ...] | None = None
+    entropy: bool = False
+    logits: bool = False  # the model's own, of the whole vocabulary
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
@@ -107,6 +137,18 @@ class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):
     size: Positive
 
 
+class ShiftKv(Call, frozen=True, kw_only=True, tag="shift_kv"):
+    """Moves cached tokens start … start + size - 1 of the page list to positions `delta` higher, in place: their keys
+    are rotated on, their values stay. Done, or BadRequest and nothing moved if a position would leave the model's
+    context."""
+
+    queue: QueueName
+    pages: tuple[PageName, ...]
+    start: NonNegative = 0
+    size: Positive
+    delta: Annotated[int, Meta(gt=-(2**31), lt=2**31)]
+
+
 class AllocateEmbeds(Call, frozen=True, kw_only=True, tag="allocate_embeds"):
     """Binds each name to a slot that holds one vector and its position. Done."""
 
@@ -163,7 +205,12 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     """embed → forward → distribution or sample as one row of one step. Completes with Forwarded.
 
     With `grow_from`, pages that the tokens need beyond `pages` are bound to the names grow_from, grow_from + 1, …
-    A call that fails leaves none of the pages bound that it grew."""
+    A call that fails leaves none of the pages bound that it grew.
+
+    With `num_drafts` the last tokens are guesses, at positions one after the other. A token is sampled before the first
+    of them and after each, by its own draw; drafts count for as long as they are what was sampled there. The answer's
+    `tokens` are the accepted drafts and one more: what sampling one by one would have given. `kv_len` ends with the
+    last accepted draft; pages that were bound for the others stay."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -174,6 +221,23 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     mask: tuple[Visibility, ...] | None = None
     distributions: tuple[DistributionRequest, ...] = ()
     sampling: Sampling | None = None  # choose the token that follows the last one
+    num_drafts: Annotated[int, Meta(ge=0, le=MAX_DRAFTS)] = 0
+
+
+MAX_GRAMMAR_BYTES = 256 << 10
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a segment's text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
+    what each kind takes.
+
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; or a JSON list of
+    strings, one of which the text will be."""
+
+    kind: GrammarKind
+    source: str = ""
 
 
 class Generate(Call, frozen=True, kw_only=True, tag="generate"):
@@ -181,7 +245,11 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
 
     Equal, in tokens, KV length and pages, to a loop of ForwardText with one sampled token each. Pages grow by name from
     `grow_from`. With `progress`, each step's token is also sent as a Progress before the end. At least one token is
-    sampled. A segment pauses while no page is free; if it fails, none of the pages that it grew stays bound."""
+    sampled. A segment pauses while no page is free; if it fails, none of the pages that it grew stays bound.
+
+    With `grammar` only tokens that continue a text of the grammar may be chosen, and stop tokens where the text is
+    whole. Tokens that it forces are not sampled, but their log-probabilities are the model's as everybody's. The
+    segment ends by itself, as "grammar_end", when nothing may follow."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -194,11 +262,12 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
+    grammar: Grammar | None = None
 
 
 QueueCall: TypeAlias = (
     CreateQueue | Synchronize | ClearQueue
-    | AllocatePages | FreePages | SharePages | CopyPage | AllocateEmbeds | FreeEmbeds
+    | AllocatePages | FreePages | SharePages | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
     | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate
 )  # fmt: skip
 """Every call that control answers."""

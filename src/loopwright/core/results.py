@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from loopwright.core.calls import LogprobKind
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId
 
@@ -19,40 +20,54 @@ class Done(Result, frozen=True, tag="done"):
     """The call completed and has nothing to say."""
 
 
-class Distribution(msgspec.Struct, frozen=True):
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""The most probable tokens of one place and their log-probabilities, falling, the lowest id first on a tie."""
+
+
+class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     """Exact log-probabilities: the normaliser runs over the whole vocabulary.
 
     `ids` are little-endian int32, `logprobs` little-endian float32, by falling probability, must-include ids last;
     in JSON both are base64. `covered` is the probability mass of the ids listed, `tail_mass` = 1 - covered,
-    `truncated` says whether ids of non-zero probability are missing."""
+    `truncated` says whether ids of non-zero probability are missing. With `allowed` in the request all of this is of
+    the masked distribution, and `allowed_mass` is what the mask had before."""
 
     ids: bytes
     logprobs: bytes
     covered: float
     tail_mass: float
     truncated: bool
+    entropy: float | None = None  # in nats, of the whole distribution; if asked
+    allowed_mass: float | None = None
+    logits: bytes | None = None  # [vocab_size] little-endian float32, before any mask; if asked
 
 
 class Forwarded(Result, frozen=True, tag="forwarded"):
-    """A forward, a distribution or a sample completed. `kv_len` and `num_pages` are those of the page list now;
-    `logprob` is the chosen token's under the model's own distribution, before any processor ("raw")."""
+    """A forward, a distribution or a sample completed. `kv_len` and `num_pages` are those of the page list now.
+
+    `tokens` are the drafts that were accepted and the token sampled after them, `token` and `logprob` the last of them.
+    Log-probabilities are of the kind that Sampling asked for, which `logprob_kind` repeats."""
 
     kv_len: int = 0
     num_pages: int = 0
     distributions: tuple[Distribution, ...] = ()
     token: int | None = None
     logprob: float | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
+    logprob_kind: LogprobKind | None = None
 
 
-StopReason = Literal["stop", "stop_token", "length", "interrupted"]
+StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end"]
 
 
 class Segment(Result, frozen=True, tag="segment"):
     """A segment ended.
 
-    `tokens` are all that were sampled, `logprobs` their raw log-probabilities. The context keeps the first `num_kept`:
-    a stop token is not kept, nor are the tokens that a stop string reaches into; `remainder` is the text of a dropped
-    token that comes before the stop string (bytes that are no UTF-8 by themselves are dropped).
+    `tokens` are all that were sampled, `logprobs` their log-probabilities, of `logprob_kind`. The context keeps the
+    first `num_kept`: a stop token is not kept, nor are the tokens that a stop string reaches into; `remainder` is the
+    text of a dropped token that comes before the stop string (bytes that are no UTF-8 by themselves are dropped).
     `kv_len` never exceeds what is kept: a token's KV exists once its own forward has run, so the last token has none.
     """
 
@@ -64,6 +79,8 @@ class Segment(Result, frozen=True, tag="segment"):
     stop: str | int | None  # the string or token that ended it
     kv_len: int
     num_pages: int
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
+    logprob_kind: LogprobKind | None = None
 
 
 class Progress(Result, frozen=True, tag="progress"):
@@ -71,6 +88,8 @@ class Progress(Result, frozen=True, tag="progress"):
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    logprob_kind: LogprobKind | None = None
 
 
 CallResult: TypeAlias = Done | Forwarded | Segment | Progress

@@ -32,7 +32,10 @@ class AttentionRow:
 
 
 class AttentionStep(Protocol):
-    """One step's attention, planned for its rows."""
+    """One step's attention, planned for its rows.
+
+    A token sees what its row's mask shows, in a layer with a window only where the key's position is less than the
+    window before its own. One that sees nothing at all gets zeros."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Writes the new keys and values, then attends.
@@ -45,7 +48,9 @@ class AttentionStep(Protocol):
 class AttentionBackend(Protocol):
     """A way to compute attention. All match "sdpa"."""
 
-    def plan(self, rows: Sequence[AttentionRow]) -> AttentionStep: ...
+    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> AttentionStep:
+        """`positions` [num_tokens] are those of all rows' new tokens; they are kept with the tokens' KV."""
+        ...
 
 
 def make_attention(name: str, cache: KvCache) -> AttentionBackend:
@@ -68,33 +73,42 @@ class SdpaAttention:
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
 
-    def plan(self, rows: Sequence[AttentionRow]) -> "SdpaStep":
-        return SdpaStep(self._cache, rows)
+    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> "SdpaStep":
+        return SdpaStep(self._cache, rows, positions)
 
 
 class SdpaStep:
     """One step's attention: where new KV goes, and the groups."""
 
-    def __init__(self, cache: KvCache, rows: Sequence[AttentionRow]) -> None:
+    def __init__(self, cache: KvCache, rows: Sequence[AttentionRow], positions: Tensor) -> None:
         self._cache = cache
         self._places = torch.from_numpy(np.concatenate([_new_places(row) for row in rows]))
+        cache.positions.index_copy_(0, self._places, positions.int())
         starts = np.cumsum([0, *(row.num_tokens for row in rows)])
         self._num_tokens = int(starts[-1])
         self._groups = [
-            _make_group([rows[i] for i in members], [int(starts[i]) for i in members])
+            _make_group([rows[i] for i in members], [int(starts[i]) for i in members], cache, positions)
             for members in _group_rows(rows)
         ]  # fmt: skip
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys, values, window = self._cache.keys[layer], self._cache.values[layer], self._cache.windows[layer]
         keys.index_copy_(0, self._places, key)
         values.index_copy_(0, self._places, value)
         if len(self._groups) == 1 and self._groups[0].is_in_order:
-            return _attend_group(self._groups[0], query, keys, values)
+            return _attend_group(self._groups[0], window, query, keys, values)
         output = query.new_empty(self._num_tokens, query.shape[1] * query.shape[2])
         for group in self._groups:
-            output[group.tokens] = _attend_group(group, query[group.tokens], keys, values)
+            output[group.tokens] = _attend_group(group, window, query[group.tokens], keys, values)
         return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the tokens of a group see, as SDPA wants to be told."""
+
+    mask: Tensor | None  # added to the scores, 0 or -inf: [num_rows, num_tokens, num_places]
+    is_causal: bool = False  # new tokens see each other in order and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +121,7 @@ class _Group:
     tokens: slice | Tensor  # which tokens of the batch
     is_in_order: bool  # `tokens` starts at 0 and has no gap
     blocks: int | Tensor  # the first of consecutive blocks, or all block ids, num_rows · blocks a row
-    mask: Tensor | None  # added to the scores, 0 or -inf: [num_rows, num_tokens, num_places]
-    is_causal: bool  # new tokens see each other in order and nothing else
+    seen: Mapping[int | None, _Seen]  # by the window of a layer
 
 
 def _group_rows(rows: Sequence[AttentionRow]) -> list[list[int]]:
@@ -129,26 +142,44 @@ def _group_rows(rows: Sequence[AttentionRow]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _make_group(rows: Sequence[AttentionRow], starts: Sequence[int]) -> _Group:
+def _make_group(rows: Sequence[AttentionRow], starts: Sequence[int], cache: KvCache, positions: Tensor) -> _Group:
     num_tokens = rows[0].num_tokens
     num_places = max(row.kv_len for row in rows) + num_tokens
-    is_causal = len(rows) == 1 and num_tokens > 1 and rows[0].kv_len == 0 and rows[0].mask is None
-    has_mask = not is_causal and not (
-        num_tokens == 1 and all(row.kv_len + 1 == num_places and row.mask is None for row in rows)
-    )
     end = starts[0] + len(rows) * num_tokens
     is_run = starts[-1] + num_tokens == end
     index = np.asarray(starts)[:, None] + np.arange(num_tokens)
+    blocks = _blocks(rows, -(-num_places // BLOCK_SIZE))
+    seen: dict[int | None, _Seen] = {None: _seen(rows, num_places)}
+    if windows := {window for window in cache.windows if window is not None}:
+        own = positions[torch.from_numpy(index)]  # [num_rows, num_tokens]
+        age = own[:, :, None] - _read(cache.positions, blocks, len(rows), num_places)[:, None]
+        is_visible = _is_visible(rows, num_places)
+        seen |= {window: _narrowed(seen[None], is_visible, age < window) for window in windows}
     return _Group(
         num_rows=len(rows),
         num_tokens=num_tokens,
         num_places=num_places,
         tokens=slice(starts[0], end) if is_run else torch.from_numpy(index.reshape(-1)),
         is_in_order=is_run and starts[0] == 0,
-        blocks=_blocks(rows, -(-num_places // BLOCK_SIZE)),
-        mask=_additive_mask(rows, num_places) if has_mask else None,
-        is_causal=is_causal,
+        blocks=blocks,
+        seen=seen,
     )
+
+
+def _seen(rows: Sequence[AttentionRow], num_places: int) -> _Seen:
+    """Without a window. Most groups need no mask: a prompt from its start, decoding rows of one length."""
+    num_tokens = rows[0].num_tokens
+    if all(row.mask is None for row in rows):
+        if num_tokens == 1 and all(row.kv_len + 1 == num_places for row in rows):
+            return _Seen(None)
+        if len(rows) == 1 and rows[0].kv_len == 0:
+            return _Seen(None, is_causal=True)
+    return _Seen(_additive(_is_visible(rows, num_places)))
+
+
+def _narrowed(seen: _Seen, is_visible: Tensor, is_near: Tensor) -> _Seen:
+    narrow = is_visible & is_near
+    return seen if torch.equal(narrow, is_visible) else _Seen(_additive(narrow))
 
 
 def _blocks(rows: Sequence[AttentionRow], num_blocks: int) -> int | Tensor:
@@ -165,15 +196,19 @@ def _blocks(rows: Sequence[AttentionRow], num_blocks: int) -> int | Tensor:
     return torch.from_numpy(flat)
 
 
-def _additive_mask(rows: Sequence[AttentionRow], num_places: int) -> Tensor:
-    """What is added to the scores: [num_rows, num_tokens, num_places] of 0 and -inf."""
+def _is_visible(rows: Sequence[AttentionRow], num_places: int) -> Tensor:
+    """[num_rows, num_tokens, num_places] of booleans."""
     places = np.arange(num_places)
     own_places = np.array([row.kv_len for row in rows])[:, None] + np.arange(rows[0].num_tokens)
     is_visible = places <= own_places[:, :, None]
     for target, row in zip(is_visible, rows, strict=True):
         for seen, runs in zip(target, row.mask or (), strict=row.mask is not None):
             seen[:] = visible_places(runs, num_places)
-    return torch.where(torch.from_numpy(is_visible), 0.0, -torch.inf)
+    return torch.from_numpy(is_visible)
+
+
+def _additive(is_visible: Tensor) -> Tensor:
+    return torch.where(is_visible, 0.0, -torch.inf)
 
 
 def visible_places(runs: Visibility, num_places: int) -> NDArray[np.bool_]:
@@ -193,23 +228,25 @@ def _new_places(row: AttentionRow) -> NDArray[np.int64]:
     return blocks[index // BLOCK_SIZE - first] * BLOCK_SIZE + index % BLOCK_SIZE
 
 
-def _attend_group(group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend_group(group: _Group, window: int | None, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """query [num_rows · num_tokens, num_heads, head_dim] → [num_rows · num_tokens, num_heads · head_dim].
 
     Query heads that share a KV head are never given copies of it. A long row makes KV heads the batch, so that SDPA
     sees one KV head expanded; short rows make the sharing heads more queries of one KV head."""
-    key, value = _read(group, keys), _read(group, values)  # [num_rows, num_places, num_kv_heads, head_dim]
+    # [num_rows, num_places, num_kv_heads, head_dim]
+    key, value = (_read(one, group.blocks, group.num_rows, group.num_places) for one in (keys, values))
     num_kv_heads, head_dim = keys.shape[1:]
     grouped = query.view(group.num_rows, group.num_tokens, num_kv_heads, -1, head_dim)
     num_shared = grouped.shape[3]
-    mask = group.mask
+    seen = group.seen[window]
+    mask = seen.mask
     if group.num_rows == 1 and group.num_tokens > 1:
         attended = scaled_dot_product_attention(
             grouped[0].permute(1, 2, 0, 3),  # [num_kv_heads, num_shared, num_tokens, head_dim]
             key[0].transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1),
             value[0].transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1),
             attn_mask=None if mask is None else mask[:, None],
-            is_causal=group.is_causal,
+            is_causal=seen.is_causal,
         )
         return attended.permute(2, 0, 1, 3).reshape(group.num_tokens, -1)
     if mask is not None:
@@ -226,15 +263,15 @@ def _attend_group(group: _Group, query: Tensor, keys: Tensor, values: Tensor) ->
     return by_token.reshape(group.num_rows * group.num_tokens, -1)
 
 
-def _read(group: _Group, cache: Tensor) -> Tensor:
-    """The group's places of one layer's keys or values: [num_rows, num_places, num_kv_heads, head_dim]."""
-    num_blocks = -(-group.num_places // BLOCK_SIZE)
-    if isinstance(group.blocks, int):
-        start = group.blocks * BLOCK_SIZE
-        places = cache[start : start + group.num_rows * num_blocks * BLOCK_SIZE]
+def _read(cache: Tensor, blocks: int | Tensor, num_rows: int, num_places: int) -> Tensor:
+    """A group's places of a tensor [places, …] of the cache: [num_rows, num_places, …]."""
+    num_blocks = -(-num_places // BLOCK_SIZE)
+    if isinstance(blocks, int):
+        start = blocks * BLOCK_SIZE
+        places = cache[start : start + num_rows * num_blocks * BLOCK_SIZE]
     else:
-        places = cache.view(cache.shape[0] // BLOCK_SIZE, -1).index_select(0, group.blocks)
-    return places.view(group.num_rows, num_blocks * BLOCK_SIZE, *cache.shape[1:])[:, : group.num_places]
+        places = cache.view(cache.shape[0] // BLOCK_SIZE, -1).index_select(0, blocks)
+    return places.view(num_rows, num_blocks * BLOCK_SIZE, *cache.shape[1:])[:, :num_places]
 
 
 BACKENDS: Mapping[str, Callable[[KvCache], AttentionBackend]] = {"sdpa": SdpaAttention}

@@ -9,7 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from loopwright.engine.layers import rope_frequencies
+from loopwright.engine.layers import make_ropes
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 from loopwright.engine.models import find_architecture
 
@@ -37,19 +37,22 @@ BYTE_CONFIG = ModelConfig(
 
 
 def byte_model(seed: int = 0, **changes: object) -> LoadedModel:
-    """The byte model of that seed; `changes` replace fields of BYTE_CONFIG. Its logits have a spread of about 3."""
+    """The byte model of that seed; `changes` replace fields of BYTE_CONFIG, so that any architecture can be had at its
+    size. Its logits have a spread of about 3."""
     config = dataclasses.replace(BYTE_CONFIG, **changes)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     weights = {
         spec.name: _random(spec.name, spec.shape, generator)
         for spec in find_architecture(config.architecture).weights(config)
     }
-    return LoadedModel(config, weights, rope_frequencies(config), quantization="F32")
+    return LoadedModel(config, weights, make_ropes(config), quantization="F32")
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     noise = torch.randn(shape, generator=generator)
-    if len(shape) == 1:
+    if name.endswith("_bias"):
+        return noise.mul_(0.3)
+    if len(shape) == 1:  # a norm
         return 1 + 0.1 * noise
     spread = 3.0 if name in ("head", "embedding") else 1.0
     return noise.mul_(spread / float(shape[1]) ** 0.5)

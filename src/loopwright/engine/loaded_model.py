@@ -14,13 +14,27 @@ from torch import Tensor
 class RopeScaling:
     """How rotary frequencies are stretched. Only `factor` counts for "linear".
 
-    Source of "llama3": the Llama 3.1 release, as `rope_type: llama3` in config.json."""
+    Sources: "llama3" is the Llama 3.1 release, as `rope_type: llama3` in config.json; "yarn" is "YaRN: Efficient
+    Context Window Extension of Large Language Models", section 3, with its attention factor on both query and key."""
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_max_position: int = 8192  # llama3 and yarn: what the model was trained for before it was stretched
+    beta_fast: float = 32.0  # yarn: turns over the original length from which a pair is left as it is
+    beta_slow: float = 1.0  # yarn: turns up to which a pair is stretched by the whole factor
+    attention_factor: float = 1.0  # yarn: what rotated queries and keys are multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Sizes of a mixture of experts, the same in every layer."""
+
+    num_experts: int
+    num_chosen: int  # experts that run for one token
+    intermediate_size: int  # of one expert
+    is_normalized: bool  # the weights of a token's chosen experts sum to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,25 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     is_head_tied: bool  # the head is the embedding
+    windows: tuple[int | None, ...] = ()  # by layer, see `window`; () is no window anywhere
+    local_rope_theta: float | None = None  # of layers with a window, which then know no scaling; None: as all others
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False  # of the attention's output projection
+    score_scale: float | None = None  # what query · key is multiplied with; None is head_dim ** -0.5
+    experts: Experts | None = None
+
+    def window(self, layer: int) -> int | None:
+        """How far a layer sees: keys whose position is less than this before the query's. None is no bound."""
+        return self.windows[layer] if self.windows else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Rotary embedding of a layer: `frequencies` [head_dim / 2] are radians a position, scaling applied; rotated
+    queries and keys are multiplied with `magnitude`."""
+
+    frequencies: Tensor
+    magnitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +80,23 @@ class LoadedModel:
     """A model in memory.
 
     `weights` are float32, a matrix is [outputs, inputs]; the architecture's `weights` lists names and shapes.
-    Rows of query and key come in pairs that rotate together (element 2i with 2i + 1), as GGUF files store them.
-    `rope_frequencies` [head_dim / 2] are radians a position, scaling applied. `quantization` is how most of it was
-    stored."""
+    Rows of query and key come in pairs that rotate together (element 2i with 2i + 1).
+    `ropes` has one for each layer; layers that rotate alike share one. `quantization` is how most of it was stored."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
-    rope_frequencies: Tensor
+    ropes: tuple[Rope, ...]
     quantization: str
 
     @property
     def step_weight_bytes(self) -> int:
-        """Bytes of weights that one step must read: an input embedding is looked up, unless the head is tied to it."""
+        """Bytes of weights that one step must read: an input embedding is looked up, unless the head is tied to it, and
+        a token runs through its chosen experts."""
         skipped = () if self.config.is_head_tied else ("embedding",)
-        return sum(weight.nbytes for name, weight in self.weights.items() if name not in skipped)
+        experts = self.config.experts
+        share = 1.0 if experts is None else experts.num_chosen / experts.num_experts
+        return sum(
+            int(weight.nbytes * (share if ".experts." in name else 1))
+            for name, weight in self.weights.items()
+            if name not in skipped
+        )

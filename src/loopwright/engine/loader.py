@@ -2,13 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from loopwright.core.errors import BadRequest, Unavailable
 from loopwright.engine.dequantize import Bytes, Floats, dequantize
-from loopwright.engine.layers import rope_frequencies
-from loopwright.engine.loaded_model import LoadedModel, ModelConfig
-from loopwright.engine.model_config import config_from_gguf, config_from_hf
+from loopwright.engine.gguf_config import config_from_gguf
+from loopwright.engine.hf_config import config_from_hf
+from loopwright.engine.layers import make_ropes
+from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
 from loopwright.engine.models import find_architecture
-from loopwright.engine.models.weight_spec import WeightPart, WeightSpec
+from loopwright.engine.models.weight_spec import StoredPart, WeightSpec
 from loopwright.weights.gguf import GgufFile, TensorInfo, read_gguf
 from loopwright.weights.hf_folder import HfFolder, read_hf_folder
 
@@ -35,9 +36,6 @@ class _Stored:
     read: Callable[[], Bytes]
 
 
-_Fill: TypeAlias = Callable[[], None]
-
-
 def load_model(path: Path) -> LoadedModel:
     """The model at `path`, with its weights in float32.
 
@@ -47,24 +45,31 @@ def load_model(path: Path) -> LoadedModel:
 
 
 def _load_gguf(file: GgufFile) -> LoadedModel:
-    find_architecture(str(file.metadata.get("general.architecture")))
+    architecture = find_architecture(str(file.metadata.get("general.architecture")))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadRequest(f"{file.path} has no matrix 'token_embd.weight'")
-    config = config_from_gguf(
-        file.metadata,
-        vocab_size=embedding.shape[0],
-        is_head_tied="output.weight" not in file.tensors,
-    )
+    config = config_from_gguf(file.metadata, architecture.name, embedding.shape[0], file.tensors)
     data: Bytes = np.memmap(file.path, np.uint8, mode="r")
     stored = {name: _Stored(info.shape, info.kind, partial(_slice, data, info)) for name, info in file.tensors.items()}
-    frequencies = rope_frequencies(config)
-    if factors := stored.get("rope_freqs.weight"):  # how these files carry Llama 3 scaling
-        divisors = np.empty(config.head_dim // 2, np.float32)
-        _check_shape(str(file.path), "rope_freqs.weight", factors, divisors.shape)
-        dequantize("rope_freqs.weight", factors.kind, factors.read(), divisors)
-        frequencies = frequencies / torch.from_numpy(divisors)
-    return _assemble(str(file.path), config, stored, frequencies, is_hf=False)
+    ropes = make_ropes(config)
+    if factors := stored.get("rope_freqs.weight"):
+        ropes = _divided(ropes, _divisors(str(file.path), config, factors))
+    return _assemble(str(file.path), config, stored, ropes, is_hf=False)
+
+
+def _divisors(origin: str, config: ModelConfig, factors: _Stored) -> Tensor:
+    """How GGUF files carry Llama 3 scaling: what each frequency is divided by, [head_dim / 2]."""
+    divisors = np.empty(config.head_dim // 2, np.float32)
+    _check_shape(origin, "rope_freqs.weight", factors, divisors.shape)
+    dequantize("rope_freqs.weight", factors.kind, factors.read(), divisors)
+    return torch.from_numpy(divisors)
+
+
+def _divided(ropes: tuple[Rope, ...], divisors: Tensor) -> tuple[Rope, ...]:
+    """Layers that shared a rope still do."""
+    divided = {rope: Rope(rope.frequencies / divisors, rope.magnitude) for rope in dict.fromkeys(ropes)}
+    return tuple(divided[rope] for rope in ropes)
 
 
 def _load_hf_folder(folder: HfFolder) -> LoadedModel:
@@ -76,7 +81,7 @@ def _load_hf_folder(folder: HfFolder) -> LoadedModel:
         stored = {name: _hf_tensor(files[path], name) for name, path in folder.tensor_files.items()}
     except (SafetensorError, OSError) as error:
         raise Unavailable(f"{folder.path} is damaged: {error}", hint="download it again") from error
-    return _assemble(str(folder.path), config, stored, rope_frequencies(config), is_hf=True)
+    return _assemble(str(folder.path), config, stored, make_ropes(config), is_hf=True)
 
 
 def _slice(data: Bytes, info: TensorInfo) -> Bytes:
@@ -93,33 +98,31 @@ def _hf_tensor(file: Any, name: str) -> _Stored:  # noqa: ANN401 — safetensors
 
 
 def _assemble(
-    origin: str, config: ModelConfig, stored: Mapping[str, _Stored], frequencies: Tensor, *, is_hf: bool
+    origin: str, config: ModelConfig, stored: Mapping[str, _Stored], ropes: tuple[Rope, ...], *, is_hf: bool
 ) -> LoadedModel:
     """Checks every shape before the first byte is allocated, then decodes on as many threads as there are cores."""
     specs = find_architecture(config.architecture).weights(config)
-    sources = [
-        _check_part(origin, part, spec, stored, is_hf=is_hf) for spec in specs for part in spec.parts
-    ]  # fmt: skip
+    for spec in specs:
+        for part in spec.parts:
+            _check_part(origin, part.hf if is_hf else part.gguf, (part.num_rows, *spec.shape[1:]), stored)
     weights = {spec.name: torch.empty(spec.shape) for spec in specs}
-    fills = [(part.num_rows, fill) for spec in specs for part, fill in _fills(spec, weights[spec.name], stored, is_hf)]
+    fills = [fill for spec in specs for fill in _fills(spec, weights[spec.name], stored, is_hf=is_hf)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        largest_first = sorted(fills, key=lambda fill: -fill[0])
-        list(pool.map(lambda fill: fill[1](), largest_first))
-    elements = Counter[str]()
-    for source in sources:
-        elements[source.kind] += prod(source.shape)
-    return LoadedModel(config, weights, frequencies, quantization=elements.most_common(1)[0][0])
+        largest_first = sorted(fills, key=lambda fill: -fill.out.size)
+        list(pool.map(_Fill.run, largest_first))
+    num_elements = Counter[str]()
+    for fill in fills:
+        num_elements[fill.source.kind] += fill.out.size
+    return LoadedModel(config, weights, ropes, quantization=num_elements.most_common(1)[0][0])
 
 
-def _check_part(
-    origin: str, part: WeightPart, spec: WeightSpec, stored: Mapping[str, _Stored], *, is_hf: bool
-) -> _Stored:
-    name = part.hf_name if is_hf else part.gguf_name
-    source = stored.get(name)
+def _check_part(origin: str, part: StoredPart, shape: tuple[int, ...], stored: Mapping[str, _Stored]) -> None:
+    source = stored.get(part.name)
     if source is None:
-        raise BadRequest(f"{origin} has no tensor {name!r}", hint="the file is incomplete, or of another architecture")
-    _check_shape(origin, name, source, (part.num_rows, *spec.shape[1:]))
-    return source
+        raise BadRequest(
+            f"{origin} has no tensor {part.name!r}", hint="the file is incomplete, or of another architecture"
+        )
+    _check_shape(origin, part.name, source, shape if part.expert is None else (part.expert[1], *shape))
 
 
 def _check_shape(origin: str, name: str, source: _Stored, shape: tuple[int, ...]) -> None:
@@ -127,27 +130,35 @@ def _check_shape(origin: str, name: str, source: _Stored, shape: tuple[int, ...]
         raise BadRequest(f"{origin}: tensor {name!r} has shape {list(source.shape)}; the config wants {list(shape)}")
 
 
-def _fills(
-    spec: WeightSpec, weight: Tensor, stored: Mapping[str, _Stored], is_hf: bool
-) -> list[tuple[WeightPart, _Fill]]:
-    """For each part, what writes its rows."""
+def _fills(spec: WeightSpec, weight: Tensor, stored: Mapping[str, _Stored], *, is_hf: bool) -> Iterator["_Fill"]:
     rows: Floats = weight.numpy()
-    fills: list[tuple[WeightPart, _Fill]] = []
     start = 0
     for part in spec.parts:
-        out = rows[start : start + part.num_rows]
-        name = part.hf_name if is_hf else part.gguf_name
-        num_heads = part.num_rotary_heads if is_hf else 0
-        fills.append((part, partial(_fill, name, stored[name], num_heads, out)))
+        stored_part = part.hf if is_hf else part.gguf
+        yield _Fill(stored_part, stored[stored_part.name], rows[start : start + part.num_rows])
         start += part.num_rows
-    return fills
 
 
-def _fill(name: str, source: _Stored, num_heads: int, out: Floats) -> None:
-    if not num_heads:
-        dequantize(name, source.kind, source.read(), out)
-        return
-    halves = np.empty_like(out)
-    dequantize(name, source.kind, source.read(), halves)
-    pairs = halves.reshape(num_heads, 2, -1, out.shape[1]).swapaxes(1, 2)  # [heads, head_dim / 2, 2, hidden]
-    out.reshape(pairs.shape)[:] = pairs
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """Decodes one part of a weight into its rows."""
+
+    part: StoredPart
+    source: _Stored
+    out: Floats
+
+    def run(self) -> None:
+        data = self.source.read()
+        if self.part.expert is not None:
+            number, count = self.part.expert
+            data = data.reshape(count, -1)[number]
+        if self.part.num_halved_heads:
+            halves = np.empty_like(self.out)
+            dequantize(self.part.name, self.source.kind, data, halves)
+            # [num_heads, head_dim / 2, 2, inputs]; a vector has one input
+            pairs = halves.reshape(self.part.num_halved_heads, 2, -1, prod(self.out.shape[1:])).swapaxes(1, 2)
+            self.out.reshape(pairs.shape)[:] = pairs
+        else:
+            dequantize(self.part.name, self.source.kind, data, self.out)
+        if self.part.offset:
+            np.add(self.out, self.part.offset, out=self.out)

@@ -1,27 +1,26 @@
-"""Runs one batch: copies, embeds, forward rows, heads. Never schedules, never starts a thread.
+"""Runs one batch: copies, shifts, embeds, forward rows, heads. Never schedules, never starts a thread.
 
 Called by the executor, one batch at a time. It owns the model's KV cache and embed slots.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
-from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
+from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.engine.attention import AttentionRow, make_attention
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
-from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step
 from loopwright.engine.sampler import Question, answer
-
-if TYPE_CHECKING:
-    from loopwright.core.calls import DistributionRequest
 
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
@@ -39,6 +38,7 @@ class ModelRunner:
             num_slots=num_slots,
         )
         self._model = find_architecture(model.config.architecture).build(model)
+        self._ropes = model.ropes
         self._cache = KvCache(model.config, num_blocks)
         self._slots = EmbedStore(model.config, num_slots)
         self._attention = make_attention(attention, self._cache)
@@ -47,11 +47,21 @@ class ModelRunner:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
         check_step(batch, self.shape)
         self._cache.copy(batch.copies)
+        shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
         return StepResult(
+            shifts=shifts,
             rows=_isolate(batch.rows, lambda row: check_row(row, self.shape), self._run_rows),
             heads=_isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
         )
+
+    def _shift(self, shift: KvShift) -> RowResult:
+        try:
+            check_shift(shift, self.shape)
+            self._cache.shift(shift, self._ropes, self.shape.max_context)
+        except LoopwrightError as error:
+            return RowResult(error=error.info())
+        return RowResult()
 
     def _embed(self, embeds: Sequence[EmbedRow]) -> None:
         token_ids = [token_id for embed in embeds for token_id in embed.token_ids]
@@ -62,7 +72,8 @@ class ModelRunner:
 
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, positions = self._inputs(rows)
-        attention = self._attention.plan([AttentionRow(r.block_ids, r.kv_len, r.num_tokens, r.mask) for r in rows])
+        planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
+        attention = self._attention.plan(planned, positions)
         hidden = self._model.forward(hidden, positions, attention)
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
         self._write_outputs(rows, ends, hidden, positions)
@@ -112,26 +123,39 @@ class ModelRunner:
 class _Asked:
     """What one row asks of the head, by the index of the vector: each vector's logits are computed once."""
 
-    questions: list[tuple[int, Question]]
+    questions: list[tuple[int, Question]]  # those that sample come first, in order
     order: list[tuple[int, int]]  # for each distribution: which question, and which place among its distributions
+    drafts: Sequence[int] = ()  # what each sample but the last is compared with
 
     @classmethod
     def of_row(cls, row: ForwardRow, end: int) -> "_Asked":
         start = end - row.num_tokens
-        last = row.num_tokens - 1
-        by_index: dict[int, list[DistributionRequest]] = {} if row.sampling is None else {last: []}
+        first_sample = row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
+        by_index: dict[int, list[DistributionRequest]] = {i: [] for i in range(first_sample, row.num_tokens)}
         places: list[tuple[int, int]] = []
         for request in row.distributions:
             requests = by_index.setdefault(request.index % row.num_tokens, [])
             places.append((request.index % row.num_tokens, len(requests)))
             requests.append(request)
         numbers = {index: number for number, index in enumerate(by_index)}
+        drafts = row.token_ids[row.num_tokens - row.num_drafts :]
+
+        def question(index: int, requests: list[DistributionRequest]) -> Question:
+            if index < first_sample:
+                return Question(requests)
+            position = row.sample_position - (row.num_tokens - 1 - index)
+            number = index - first_sample
+            sampling, bits = row.sampling, row.allowed_bits
+            if number < row.num_drafts:
+                bits = None
+                if sampling is not None and row.are_drafts_forced:
+                    sampling = msgspec.structs.replace(sampling, allowed=(drafts[number],))
+            return Question(requests, sampling, position, (*row.generated, *drafts[:number]), bits)
+
         return cls(
-            [
-                (start + index, Question(requests, row.sampling if index == last else None, row.sample_position))
-                for index, requests in by_index.items()
-            ],
+            [(start + index, question(index, requests)) for index, requests in by_index.items()],
             [(numbers[index], place) for index, place in places],
+            drafts,
         )
 
     @classmethod
@@ -140,13 +164,19 @@ class _Asked:
         return cls([(head.slot, question)], [(0, place) for place in range(len(head.distributions))])
 
     def assemble(self, results: Iterator[RowResult]) -> RowResult:
-        """Takes this row's answers from `results`; one that failed fails the row."""
+        """Takes this row's answers from `results`. One that failed fails the row, unless it follows a rejected draft
+        and nothing else was asked of it."""
         mine = [next(results) for _ in self.questions]
-        for result in mine:
-            if result.error is not None:
+        sampled: list[Sampled] = []
+        is_open = True  # all drafts so far are what was sampled in their place
+        for number, ((_, asked), result) in enumerate(zip(self.questions, mine, strict=True)):
+            counts = is_open and asked.sampling is not None
+            if result.error is not None and (counts or asked.distributions):
                 return result
-        chosen = next((result for result in mine if result.token_id is not None), RowResult())
-        return replace(chosen, distributions=tuple(mine[number].distributions[place] for number, place in self.order))
+            if counts:
+                sampled += result.sampled
+                is_open = number < len(self.drafts) and self.drafts[number] == sampled[-1].token_id
+        return RowResult(tuple(sampled), tuple(mine[number].distributions[place] for number, place in self.order))
 
 
 def _isolate(

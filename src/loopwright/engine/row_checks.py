@@ -6,7 +6,7 @@ a fault there is a fault of the step.
 
 from collections.abc import Sequence
 
-from loopwright.core.batch import Batch, ForwardRow, HeadRow
+from loopwright.core.batch import Batch, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
@@ -32,6 +32,13 @@ def check_step(batch: Batch, shape: EngineShape) -> None:
         _check_ids("slots", embed.slots, shape.num_slots, InternalError)
 
 
+def check_shift(shift: KvShift, shape: EngineShape) -> None:
+    """Raises InternalError for a shift that control should not have sent."""
+    _check_ids("block_ids", shift.block_ids, shape.num_blocks, InternalError)
+    if not 0 <= shift.start < shift.start + shift.size <= len(shift.block_ids) * shape.block_size:
+        raise InternalError(f"{shift} leaves its blocks of {shape.block_size}")
+
+
 def check_row(row: ForwardRow, shape: EngineShape) -> None:
     """Raises BadRequest for what a program may have asked wrongly, InternalError for what control should have known."""
     num_tokens = row.num_tokens
@@ -53,7 +60,15 @@ def check_row(row: ForwardRow, shape: EngineShape) -> None:
         raise BadRequest(f"{len(row.output_slots)} outputs are asked of {num_tokens} tokens", field="outputs")
     if row.mask is not None:
         _check_mask(row.mask, row.kv_len, num_tokens)
+    if not 0 <= row.num_drafts < num_tokens or (row.num_drafts and (row.sampling is None or row.input_slots)):
+        raise BadRequest(
+            f"{row.num_drafts} drafts among {num_tokens} inputs; they need a token before them, and sampling",
+            field="num_drafts",
+        )
+    _check_ids("generated", row.generated, shape.vocab_size, BadRequest)
     _check_questions(row.distributions, row.sampling, num_tokens, shape.vocab_size)
+    if row.allowed_bits is not None and not int.from_bytes(row.allowed_bits, "little") % (1 << shape.vocab_size):
+        raise InternalError("the row's bits allow no token", field="allowed_bits")
 
 
 def check_head(row: HeadRow, shape: EngineShape) -> None:
@@ -71,14 +86,21 @@ def _check_questions(
         if not 1 <= request.k <= vocab_size:
             raise BadRequest(f"k is {request.k}; the vocabulary has {vocab_size}", field="k")
         _check_ids("must_include", request.must_include, vocab_size, BadRequest)
+        _check_allowed(request.allowed, vocab_size)
     if sampling is None:
         return
     _check_ids("logit_bias", list(sampling.logit_bias), vocab_size, BadRequest)
     if not all(abs(bias) < 1e30 for bias in sampling.logit_bias.values()):
         raise BadRequest("a logit bias is not a finite number below 1e30", field="logit_bias")
-    if sampling.allowed is not None and not any(token_id < vocab_size for token_id in sampling.allowed):
+    _check_ids("seen", sampling.seen, vocab_size, BadRequest)
+    _check_ids("generated", sampling.generated, vocab_size, BadRequest)
+    _check_allowed(sampling.allowed, vocab_size)
+
+
+def _check_allowed(allowed: Sequence[int] | None, vocab_size: int) -> None:
+    if allowed is not None and not any(0 <= token_id < vocab_size for token_id in allowed):
         raise BadRequest(
-            f"none of the {len(sampling.allowed)} allowed tokens is in the vocabulary of {vocab_size}", field="allowed"
+            f"none of the {len(allowed)} allowed tokens is in the vocabulary of {vocab_size}", field="allowed"
         )
 
 

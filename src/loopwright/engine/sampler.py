@@ -4,19 +4,22 @@ Called by the model runner. Each row of logits is answered by itself, so that ne
 shape matter; what is wrong with one row is that row's error.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.core.batch import RowResult
+from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.results import Distribution
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
 _MASK_64 = (1 << 64) - 1
+_ONE = torch.ones(1, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,20 @@ class Question:
     distributions: Sequence[DistributionRequest] = ()
     sampling: Sampling | None = None
     position: int = 0  # where the chosen token will stand
+    generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+    allowed_bits: bytes | None = None  # [vocab_size] bits: only these tokens may be chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The tokens that processing leaves: `ids` ascending (None is the whole vocabulary), `weights` float64 [num_ids],
+    in proportion to their probabilities."""
+
+    ids: Tensor | None
+    weights: Tensor
+
+    def token_id(self, index: int) -> int:
+        return index if self.ids is None else int(self.ids[index])
 
 
 def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
@@ -39,43 +56,61 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     ]
 
 
-def choose(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """The token that `sampling` takes from logits [vocab_size].
+def choose(logits: Tensor, sampling: Sampling, position: int, generated: Sequence[int] = ()) -> int:
+    """The token that `sampling` takes from logits [vocab_size], to stand at `position`."""
+    return _draw_from(process(logits, sampling, generated), sampling, position)[0]
 
-    The order is that of the fields of Sampling: bias, allowed, temperature, top-k, top-p, min-p; then one draw. Each
-    filter sees what the one before left, as in transformers' logits warpers."""
-    if sampling.logit_bias:
-        logits = logits.clone()
-        for token_id, bias in sampling.logit_bias.items():
-            logits[token_id] += bias
+
+def process(
+    logits: Tensor, sampling: Sampling, generated: Sequence[int] = (), allowed_bits: bytes | None = None
+) -> Candidates:
+    """What is left of logits [vocab_size] to draw from, after each processor in the order of the fields of Sampling.
+
+    Each filter sees what the one before left; a grammar's bits act where `allowed` does. Definitions and sources are in
+    docs/sampling.md."""
+    if sampling.has_penalties or sampling.logit_bias:
+        logits = _adjusted(logits, sampling, generated)
     token_ids = None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits.shape[0])
+    if allowed_bits is not None:
+        assert token_ids is None, "control refuses a grammar beside a list of allowed tokens"
+        token_ids = _ids_of_bits(allowed_bits, logits.shape[0])
     values = logits if token_ids is None else logits[token_ids]
     if sampling.temperature == 0:
-        best = int(values.argmax())  # of equal values, argmax takes the first
-        return best if token_ids is None else int(token_ids[best])
+        best = values.argmax().view(1)  # of equal values, argmax takes the first
+        return Candidates(best if token_ids is None else token_ids[best], _ONE)
     weights = ((values.double() - float(values.max())) / sampling.temperature).exp_()
     for kept in _filters(weights, sampling):
         token_ids = kept if token_ids is None else token_ids[kept]
         weights = weights[kept]
-    drawn = _draw(weights, uniform(sampling.seed, position))
-    return drawn if token_ids is None else int(token_ids[drawn])
+    return Candidates(token_ids, weights)
 
 
 def distribution(logits: Tensor, normalizer: float, request: DistributionRequest) -> Distribution:
     """The exact log-probabilities of the k most probable of logits [vocab_size], the lowest id first on a tie, then of
-    the must-include ids that are not among them. `normalizer` is the log-sum-exp over all."""
-    top_ids = _top(logits, request.k)
+    the must-include ids that are not among them. `normalizer` is the log-sum-exp over all.
+
+    Under a mask the k most probable are of the allowed tokens; a must-include id outside it has -inf."""
+    allowed = None if request.allowed is None else _allowed_ids(request.allowed, len(logits))
+    seen, own_normalizer = logits, normalizer
+    if allowed is not None:
+        own_normalizer = float(logits[allowed].double().logsumexp(0))
+        seen = torch.full_like(logits, -torch.inf).index_copy_(0, allowed, logits[allowed])
+    num_possible = len(logits) if allowed is None else len(allowed)
+    top_ids = _top(seen, min(request.k, num_possible))
     listed = set(top_ids.tolist())
     extra = [token_id for token_id in dict.fromkeys(request.must_include) if token_id not in listed]
     token_ids = torch.cat([top_ids, torch.tensor(extra, dtype=torch.int64)])
-    logprobs = (logits[token_ids].double() - normalizer).float()
+    logprobs = (seen[token_ids].double() - own_normalizer).float()
     covered = min(1.0, float(logprobs.double().exp().sum()))
     return Distribution(
         ids=token_ids.numpy().astype("<i4").tobytes(),
         logprobs=logprobs.numpy().astype("<f4").tobytes(),
         covered=covered,
         tail_mass=1.0 - covered,
-        truncated=len(token_ids) < len(logits),
+        truncated=int(logprobs.isfinite().sum()) < num_possible,
+        entropy=_entropy(seen, own_normalizer) if request.entropy else None,
+        allowed_mass=None if allowed is None else min(1.0, math.exp(own_normalizer - normalizer)),
+        logits=logits.numpy().astype("<f4").tobytes() if request.logits else None,
     )
 
 
@@ -89,11 +124,25 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _answer_one(logits: Tensor, normalizer: float, question: Question) -> RowResult:
-    token_id = None if question.sampling is None else choose(logits, question.sampling, question.position)
     return RowResult(
-        token_id=token_id,
-        logprob=None if token_id is None else min(0.0, float(logits[token_id]) - normalizer),
+        sampled=() if question.sampling is None else (_sample(logits, normalizer, question.sampling, question),),
         distributions=tuple(distribution(logits, normalizer, request) for request in question.distributions),
+    )
+
+
+def _sample(logits: Tensor, normalizer: float, sampling: Sampling, question: Question) -> Sampled:
+    candidates = process(logits, sampling, question.generated, question.allowed_bits)
+    token_id, index = _draw_from(candidates, sampling, question.position)
+    if sampling.logprobs == "raw":
+        top_ids = _top(logits, sampling.top_logprobs) if sampling.top_logprobs else ()
+        logprob = float(logits[token_id]) - normalizer
+        return Sampled(token_id, min(0.0, logprob), tuple((int(i), float(logits[i]) - normalizer) for i in top_ids))
+    weights = candidates.weights / candidates.weights.sum()
+    top = _top(weights, sampling.top_logprobs) if sampling.top_logprobs else ()
+    return Sampled(
+        token_id,
+        math.log(float(weights[index])),
+        tuple((candidates.token_id(i), math.log(weight)) for i in map(int, top) if (weight := float(weights[i])) > 0),
     )
 
 
@@ -105,8 +154,30 @@ def _not_finite() -> RowResult:
     return RowResult(error=error.info())
 
 
+def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
+    """Logits [vocab_size] after penalties and bias."""
+    logits = logits.clone()
+    if sampling.has_penalties:
+        written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64)
+        counts = torch.bincount(written, minlength=len(logits))
+        is_seen = counts > 0
+        is_seen[torch.tensor(sampling.seen, dtype=torch.int64)] = True
+        penalty = sampling.repetition_penalty
+        logits = torch.where(is_seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+        logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+    for token_id, bias in sampling.logit_bias.items():
+        logits[token_id] += bias
+    return logits
+
+
 def _allowed_ids(allowed: Sequence[int], vocab_size: int) -> Tensor:
     return torch.tensor(sorted({token_id for token_id in allowed if token_id < vocab_size}))  # the draw needs the order
+
+
+def _ids_of_bits(bits: bytes, vocab_size: int) -> Tensor:
+    """Ascending."""
+    marks = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
+    return torch.from_numpy(marks.nonzero()[0])
 
 
 def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:
@@ -116,12 +187,27 @@ def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:
         kept = (weights >= threshold).nonzero().flatten()  # all that tie with the k-th, as transformers does
         weights = weights[kept]
         yield kept
+    if sampling.typical_p < 1:
+        kept = _typical(weights, sampling.typical_p)
+        weights = weights[kept]
+        yield kept
     if sampling.top_p < 1:
         kept = _nucleus(weights, sampling.top_p)
         weights = weights[kept]
         yield kept
     if sampling.min_p > 0:
         yield (weights >= sampling.min_p * weights.max()).nonzero().flatten()
+
+
+def _typical(weights: Tensor, typical_p: float) -> Tensor:
+    """Ascending indices of the smallest set with at least typical_p of the mass, taken by how close a token's surprise
+    is to the entropy; all that tie with the last of them too, as in transformers."""
+    probabilities = weights / weights.sum()
+    distances: Tensor = (-probabilities.log() - torch.special.entr(probabilities).sum()).abs()
+    ordered, order = distances.sort(stable=True)
+    mass = probabilities[order].cumsum(0)
+    last = min(int((mass < typical_p).sum()), len(mass) - 1)
+    return (distances <= ordered[last]).nonzero().flatten()
 
 
 def _nucleus(weights: Tensor, top_p: float) -> Tensor:
@@ -143,6 +229,17 @@ def _top(values: Tensor, k: int) -> Tensor:
         candidates = (values >= threshold).nonzero().flatten()
         return candidates[values[candidates].argsort(descending=True, stable=True)][:k]
     return values.argsort(descending=True, stable=True)
+
+
+def _entropy(logits: Tensor, normalizer: float) -> float:
+    """In nats; -inf among the logits has no probability and adds nothing."""
+    return float(torch.special.entr((logits.double() - normalizer).exp_()).sum())
+
+
+def _draw_from(candidates: Candidates, sampling: Sampling, position: int) -> tuple[int, int]:
+    """The chosen token and its index among the candidates."""
+    index = 0 if sampling.temperature == 0 else _draw(candidates.weights, uniform(sampling.seed, position))
+    return candidates.token_id(index), index
 
 
 def _draw(weights: Tensor, number: float) -> int:

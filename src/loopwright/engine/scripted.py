@@ -11,10 +11,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, StepResult
+from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
@@ -126,6 +127,7 @@ class ScriptedExecutor:
         return StepResult(
             rows=tuple(_guarded(self._run_row, row) for row in batch.rows),
             heads=tuple(_guarded(self._run_head, head) for head in batch.heads),
+            shifts=tuple(RowResult() for _ in batch.shifts),  # a history knows no positions
         )
 
     def _copy(self, batch: Batch) -> None:
@@ -149,7 +151,10 @@ class ScriptedExecutor:
         ]  # fmt: skip
         for slot, state in zip(reversed(row.output_slots), reversed(states), strict=False):
             self._slots[slot] = state
-        return self._answer(states, row.distributions, row.sampling)
+        drafts = row.token_ids[row.num_tokens - row.num_drafts :]
+        allowed: list[tuple[int, ...] | None] = [(one,) if row.are_drafts_forced else None for one in drafts]
+        allowed.append(None if row.allowed_bits is None else _ids_of_bits(row.allowed_bits))
+        return self._answer(states, row.distributions, row.sampling, drafts, allowed)
 
     def _run_head(self, head: HeadRow) -> RowResult:
         check_head(head, self._shape)
@@ -176,14 +181,23 @@ class ScriptedExecutor:
         return block_ids[index // size] * size + index % size
 
     def _answer(
-        self, states: Sequence[_State], requests: Sequence[DistributionRequest], sampling: Sampling | None
+        self,
+        states: Sequence[_State],
+        requests: Sequence[DistributionRequest],
+        sampling: Sampling | None,
+        drafts: Sequence[int] = (),
+        allowed: Sequence[tuple[int, ...] | None] = (None,),  # for each draft, and for the token after them
     ) -> RowResult:
         distributions = tuple(_distribution(self._logits(states[one.index]), one) for one in requests)
-        if sampling is None:
-            return RowResult(distributions=distributions)
-        logits = self._logits(states[-1])
-        token_id = _choose(logits, sampling)
-        return RowResult(token_id, float(_logprobs(logits)[token_id]), distributions)
+        sampled: list[Sampled] = []
+        if sampling is not None:
+            for number, state in enumerate(states[len(states) - 1 - len(drafts) :]):
+                ids = allowed[number]
+                masked = sampling if ids is None else msgspec.structs.replace(sampling, allowed=ids)
+                sampled.append(_sample(self._logits(state), masked))
+                if number < len(drafts) and drafts[number] != sampled[-1].token_id:
+                    break
+        return RowResult(tuple(sampled), distributions)
 
     def _logits(self, state: _State) -> NDArray[np.float64]:
         logits = np.zeros(self._shape.vocab_size)
@@ -202,8 +216,20 @@ def _expand(runs: Visibility) -> list[bool]:
     return [index % 2 == 1 for index, length in enumerate(runs) for _ in range(length)]
 
 
+def _ids_of_bits(bits: bytes) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist())
+
+
+def _sample(logits: NDArray[np.float64], sampling: Sampling) -> Sampled:
+    token_id, logprobs = _choose(logits, sampling), _logprobs(logits)
+    if sampling.logprobs == "processed":
+        return Sampled(token_id, 0.0, ((token_id, 0.0),) if sampling.top_logprobs else ())
+    top = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs].tolist()
+    return Sampled(token_id, float(logprobs[token_id]), tuple((one, float(logprobs[one])) for one in top))
+
+
 def _choose(logits: NDArray[np.float64], sampling: Sampling) -> int:
-    """The highest logit after bias and allowed; temperature and filters do not count here."""
+    """The highest logit after bias and allowed; penalties, temperature and filters do not count here."""
     biased = logits.copy()
     for token_id, bias in sampling.logit_bias.items():
         biased[token_id] += bias
@@ -214,16 +240,25 @@ def _choose(logits: NDArray[np.float64], sampling: Sampling) -> int:
 
 
 def _distribution(logits: NDArray[np.float64], request: DistributionRequest) -> Distribution:
-    logprobs = _logprobs(logits)
-    token_ids = np.argsort(-logprobs, kind="stable")[: request.k].tolist()
+    masked, num_possible = logits, len(logits)
+    if request.allowed is not None:
+        allowed = sorted(set(request.allowed))
+        masked, num_possible = np.full_like(logits, -np.inf), len(allowed)
+        masked[allowed] = logits[allowed]
+    logprobs = _logprobs(masked)
+    probabilities = np.exp(logprobs)
+    token_ids = np.argsort(-logprobs, kind="stable")[: min(request.k, num_possible)].tolist()
     token_ids += [one for one in dict.fromkeys(request.must_include) if one not in token_ids]
-    covered = min(1.0, float(np.exp(logprobs[token_ids]).sum()))
+    covered = min(1.0, float(probabilities[token_ids].sum()))
     return Distribution(
         ids=np.array(token_ids, "<i4").tobytes(),
         logprobs=logprobs[token_ids].astype("<f4").tobytes(),
         covered=covered,
         tail_mass=1.0 - covered,
-        truncated=len(token_ids) < len(logits),
+        truncated=int(np.isfinite(logprobs[token_ids]).sum()) < num_possible,
+        entropy=-float((probabilities * np.where(probabilities > 0, logprobs, 0)).sum()) if request.entropy else None,
+        allowed_mass=None if request.allowed is None else float(np.exp(_logprobs(logits))[allowed].sum()),
+        logits=logits.astype("<f4").tobytes() if request.logits else None,
     )
 
 

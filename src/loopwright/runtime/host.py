@@ -183,7 +183,7 @@ class Host:
 
     def _tokenize(self, call: calls.Tokenize) -> list[int]:
         tokenizer = self._model.tokenizer
-        ids = tokenizer.encode(call.text)
+        ids = tokenizer.encode(call.text, "nothing" if call.starts_context else "text")
         if call.starts_context and tokenizer.add_bos and tokenizer.bos_id is not None:
             return [tokenizer.bos_id, *ids]
         return ids

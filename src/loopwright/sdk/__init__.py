@@ -17,10 +17,11 @@ from loopwright.sdk.errors import (
     OutOfPages,
     PermissionDenied,
 )
+from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
 from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
-from loopwright.sdk.turn import Chunk, Turn
+from loopwright.sdk.turn import Chunk, Turn, Verified
 
 __all__ = [
     "BadRequest",
@@ -30,6 +31,7 @@ __all__ = [
     "ContextTooLong",
     "DeadlineExceeded",
     "Distribution",
+    "Grammar",
     "LimitExceeded",
     "LoopwrightError",
     "Model",
@@ -38,14 +40,20 @@ __all__ = [
     "PermissionDenied",
     "Queue",
     "Turn",
+    "Verified",
+    "choice",
     "detokenize",
     "draw",
     "emit",
     "emit_text",
     "errors",
     "http",
+    "json_object",
+    "json_schema",
+    "lark",
     "log",
     "model",
+    "regex",
     "resources",
     "tokenize",
 ]

@@ -10,11 +10,13 @@ from typing import Any
 
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.grammar import grammar_fields
 from loopwright.sdk.port import Stream
 from loopwright.sdk.resources import Queue, detokenize, render_chat, tokenize
 from loopwright.sdk.run_state import run_state
+from loopwright.sdk.sampling import context_seed, sampling_fields
 from loopwright.sdk.transcript import Message, Transcript
-from loopwright.sdk.turn import Chunk, Turn
+from loopwright.sdk.turn import Chunk, Turn, Verified
 
 Part = str | list[int] | Message  # what was appended and is not tokens yet
 
@@ -36,6 +38,7 @@ class Context:
         self._number = self._run.take_context_number()
         self._tokens: list[int] = []
         self._pages: list[int] = []
+        self._num_written = 0  # how many of the last tokens the model wrote
         self._kv_len = 0  # how many of the tokens have KV
         self._parts: deque[Part] = deque()
         self._transcript = Transcript()
@@ -90,17 +93,46 @@ class Context:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
-        first that appears), temperature (0 is greedy), top_k, top_p, min_p, logit_bias {id: bias}, allowed (only these
-        ids), seed, ignore_eos (go on past the end of the turn)."""
+        first that appears), repetition_penalty, presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed
+        (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or
+        "processed"), top_logprobs (how many), ignore_eos (go on past the end of the turn), grammar (what the text must
+        be, as a whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does."""
         return TokenStream(self, emit, options)
 
-    async def next_dist(self, k: int = 256, must_include: Sequence[int] = ()) -> Distribution:
-        """The distribution of the next token: its k most probable ids and those that must be included."""
+    async def next_dist(
+        self,
+        k: int = 256,
+        must_include: Sequence[int] = (),
+        *,
+        allowed: Sequence[int] | None = None,
+        entropy: bool = False,
+        logits: bool = False,
+    ) -> Distribution:
+        """The distribution of the next token: its k most probable ids and those that must be included.
+
+        With `allowed`, over those ids only. `entropy` and `logits` ask for those too."""
         with _Busy(self):
             await self._prepare(opens_turn=True)
-            request = {"index": -1, "k": k, "must_include": list(must_include)}
+            request = {"k": k, "must_include": list(must_include), "entropy": entropy, "logits": logits}
+            if allowed is not None:
+                request["allowed"] = list(allowed)
             payload = await self._forward(len(self._tokens), distributions=[request])
             return Distribution(payload["distributions"][0])
+
+    async def verify(self, drafts: Sequence[int], **sampling: Any) -> Verified:  # noqa: ANN401 (options of stream)
+        """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
+
+        That is the drafts up to the first that differs from what was sampled in its place, and the token sampled there:
+        the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`."""
+        with _Busy(self):
+            await self._prepare(opens_turn=True)
+            options = self._sampling(sampling, (await self._run.description())["seed"])
+            payload = await self._forward(len(self._tokens), list(drafts), sampling=options)
+            verified = Verified.from_payload(payload)
+            if self._transcript.is_open:
+                self._transcript.write((await detokenize(verified.tokens))["text"])
+            self._extend_written(verified.tokens)
+            return verified
 
     async def choose(self, options: Sequence[str], **sampling: Any) -> str:  # noqa: ANN401 (options of stream)
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
@@ -126,6 +158,7 @@ class Context:
             await self._fill()
             child = Context(priority=self._priority)
             child._tokens = list(self._tokens)
+            child._num_written = self._num_written
             child._transcript = self._transcript.copy()
             kv_len = min(self._kv_len, max(len(self._tokens) - 1, 0))  # the last token's place is written again
             await child._adopt(self._pages, kv_len, await self._page_size())
@@ -155,8 +188,8 @@ class Context:
 
     async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any]) -> "Segment":
         """Starts a segment; the caller must finish it."""
-        fields = await self._segment_fields(dict(options))
         await self._prepare(opens_turn=True)
+        fields = await self._segment_fields(dict(options))
         start = min(self._kv_len, len(self._tokens) - 1)
         if start < 0:
             raise LoopwrightError("the context is empty: append something before generating")
@@ -182,25 +215,18 @@ class Context:
         stop = options.pop("stop", ())
         max_tokens = options.pop("max_tokens", 256)
         ignore_eos = options.pop("ignore_eos", False)
+        grammar = options.pop("grammar", None)
         return {
             "stop": [stop] if isinstance(stop, str) else list(stop),
             "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
             "stop_tokens": [] if ignore_eos else model["eos_ids"],
             "sampling": self._sampling(options, description["seed"]),
+            "grammar": None if grammar is None else grammar_fields(grammar),
         }
 
     def _sampling(self, options: dict[str, Any], run_seed: int) -> dict[str, Any]:
-        unknown = options.keys() - _SAMPLING_OPTIONS
-        if unknown:
-            raise TypeError(f"unknown option {min(unknown)!r}; sampling takes {', '.join(sorted(_SAMPLING_OPTIONS))}")
-        given = {name: value for name, value in options.items() if value is not None}
-        if given.get("seed") is None:
-            given["seed"] = self._seed if self._seed is not None else _mix(run_seed, self._number)
-        if "allowed" in given:
-            given["allowed"] = list(given["allowed"])
-        if "logit_bias" in given:
-            given["logit_bias"] = {str(token): bias for token, bias in given["logit_bias"].items()}
-        return given
+        seed = self._seed if self._seed is not None else context_seed(run_seed, self._number)
+        return sampling_fields(options, seed, self._tokens, self._num_written)
 
     async def _prepare(self, *, opens_turn: bool) -> None:
         """Ends what an abandoned operation left running, and turns what was appended into tokens."""
@@ -224,7 +250,7 @@ class Context:
         if not messages and (not opens_turn or self._transcript.is_open):
             return
         payload = await render_chat(**self._transcript.delta(messages, opens_turn))
-        self._tokens += payload["tokens"]
+        self._extend_given(payload["tokens"])
         self._transcript.extend(messages, opens_turn)
 
     async def _write(self, part: str | list[int]) -> None:
@@ -235,32 +261,47 @@ class Context:
             ids = part
             if self._transcript.is_open:
                 self._transcript.write((await detokenize(part))["text"])
-        self._tokens += ids
+        self._extend_given(ids)
+
+    def _extend_given(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._tokens += tokens
+            self._num_written = 0
+
+    def _extend_written(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+        self._num_written += len(tokens)
 
     async def _fill(self) -> None:
         """Gives KV to every token but the last: that one is run by whoever asks what follows it."""
         if self._kv_len < len(self._tokens) - 1:
             await self._forward(len(self._tokens) - 1)
 
-    async def _forward(self, end: int, **outputs: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
-        """Runs the tokens before `end` that have no KV, and at least the last of them."""
+    async def _forward(
+        self,
+        end: int,
+        drafts: Sequence[int] = (),
+        **outputs: Any,  # noqa: ANN401 (JSON)
+    ) -> dict[str, Any]:
+        """Runs the tokens before `end` that have no KV, and at least the last of them; then the drafts."""
         start = min(self._kv_len, end - 1)
         if start < 0:
             raise LoopwrightError("the context is empty: append something first")
-        num_pages = -(-end // await self._page_size())
+        num_pages = -(-(end + len(drafts)) // await self._page_size())
         grow_from = self._run.take_names(max(num_pages - len(self._pages), 0))
         future = self._queue.forward_text(
             pages=self._pages,
             grow_from=grow_from,
             kv_len=start,
-            tokens=self._tokens[start:end],
-            positions=list(range(start, end)),
+            tokens=[*self._tokens[start:end], *drafts],
+            positions=list(range(start, end + len(drafts))),
+            num_drafts=len(drafts),
             **outputs,
         )
         try:
             payload = await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(lambda done: self._settle_forward(done, grow_from))
+            future.add_done_callback(lambda done: self._settle_forward(done, grow_from, end))
             raise
         except LoopwrightError:
             self._queue.post("clear_queue")
@@ -268,14 +309,15 @@ class Context:
         self._account(payload, grow_from)
         return payload
 
-    def _settle_forward(self, done: "asyncio.Future[dict[str, Any]]", grow_from: int) -> None:
-        """A forward that the program stopped waiting for still counts, if it went well."""
+    def _settle_forward(self, done: "asyncio.Future[dict[str, Any]]", grow_from: int, end: int) -> None:
+        """A forward that the program stopped waiting for still counts, if it went well; its drafts do not."""
         if done.cancelled() or done.exception() is not None:
             self._queue.post("clear_queue")
         elif self._is_closed:
             self._queue.free_pages(list(range(grow_from, grow_from + done.result()["num_pages"] - len(self._pages))))
         else:
-            self._account(done.result(), grow_from)
+            payload = done.result()
+            self._account({**payload, "kv_len": min(payload["kv_len"], end)}, grow_from)
 
     def _account(self, payload: dict[str, Any], grow_from: int) -> None:
         num_new = payload["num_pages"] - len(self._pages)
@@ -298,19 +340,20 @@ class Context:
 
     async def _walk(self, ids: list[tuple[int, ...]], options: dict[str, Any]) -> tuple[int, ...]:
         """One of `ids`, chosen token by token where they part; the tokens are added on the way."""
-        sampling = self._sampling(dict(options), (await self._run.description())["seed"])
+        run_seed = (await self._run.description())["seed"]
         picked: tuple[int, ...] = ()
         while len(alive := {one for one in ids if one[: len(picked)] == picked}) > 1:
             if picked in alive:
                 raise LoopwrightError("one option is the beginning of another: the model could not choose the shorter")
             ways = sorted({one[len(picked)] for one in alive})
             if len(ways) > 1:
-                payload = await self._forward(len(self._tokens), sampling={**sampling, "allowed": ways})
+                sampling = {**self._sampling(options, run_seed), "allowed": ways}
+                payload = await self._forward(len(self._tokens), sampling=sampling)
                 ways = [payload["token"]]
-            self._tokens.append(ways[0])
+            self._extend_written(ways)
             picked = (*picked, ways[0])
         (rest,) = alive
-        self._tokens += rest[len(picked) :]
+        self._extend_written(rest[len(picked) :])
         return rest
 
     async def _page_size(self) -> int:
@@ -344,7 +387,7 @@ class Segment:
             raise
         context._segment = None
         context._account(payload, self._grow_from)
-        context._tokens += payload["tokens"][: payload["num_kept"]]
+        context._extend_written(payload["tokens"][: payload["num_kept"]])
         kept_text: str = payload["text"].removesuffix(payload["remainder"])
         context._transcript.write(kept_text)
         if payload["remainder"]:
@@ -409,14 +452,3 @@ class _Busy:
 
     def __exit__(self, *exc_info: object) -> None:
         self._context._is_busy = False
-
-
-_SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "logit_bias", "allowed", "seed"}
-
-
-def _mix(seed: int, number: int) -> int:
-    """A seed for context `number` of a run: two rounds of the splitmix64 finaliser (Steele et al., 2014), 62 bits."""
-    value = (seed * 0x9E3779B97F4A7C15 + number + 1) & 0xFFFFFFFFFFFFFFFF
-    for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-        value = ((value ^ (value >> 30)) * multiplier) & 0xFFFFFFFFFFFFFFFF
-    return (value ^ (value >> 31)) & (2**62 - 1)

@@ -19,7 +19,9 @@ class Distribution:
     """Log-probabilities of the most probable tokens, exact: their normaliser runs over the whole vocabulary.
 
     `ids` and `logprobs` are parallel, by falling probability. `covered` is the mass they hold, `tail_mass` the rest,
-    `truncated` whether there is a rest."""
+    `truncated` whether there is a rest. Asked for with `allowed`, all of this is of the masked distribution, and
+    `allowed_mass` is what the mask has without it. `entropy` (nats) and `logits` (the model's own, of the whole
+    vocabulary, by id) are None unless asked for."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.ids = array("i", base64.b64decode(data["ids"]))
@@ -27,6 +29,10 @@ class Distribution:
         self.covered: float = data["covered"]
         self.tail_mass: float = data["tail_mass"]
         self.truncated: bool = data["truncated"]
+        self.entropy: float | None = data.get("entropy")
+        self.allowed_mass: float | None = data.get("allowed_mass")
+        logits = data.get("logits")
+        self.logits = None if logits is None else array("f", base64.b64decode(logits))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -67,6 +67,10 @@ class Queue:
             size=size,
         )
 
+    def shift_kv(self, pages: Sequence[int], delta: int, *, start: int = 0, size: int) -> Answer:
+        """Moves cached tokens start … start + size - 1 of the pages to positions `delta` higher."""
+        return self.issue("shift_kv", pages=pages, start=start, size=size, delta=delta)
+
     def allocate_embeds(self, embeds: Sequence[int]) -> Answer:
         return self.issue("allocate_embeds", embeds=embeds)
 
@@ -86,8 +90,9 @@ class Queue:
     ) -> Answer:
         return self.issue("forward", pages=pages, kv_len=kv_len, inputs=inputs, outputs=outputs, mask=mask)
 
-    def next_distribution(self, embed: int, *, k: int = 256, must_include: Sequence[int] = ()) -> Answer:
-        return self.issue("next_distribution", embed=embed, request={"k": k, "must_include": must_include})
+    def next_distribution(self, embed: int, *, k: int = 256, **request: Any) -> Answer:  # noqa: ANN401 (JSON)
+        """Fields of `request` as in the ABI's distribution request."""
+        return self.issue("next_distribution", embed=embed, request={"k": k, **request})
 
     def sample(self, embed: int, sampling: Payload, position: int) -> Answer:
         return self.issue("sample", embed=embed, sampling=sampling, position=position)

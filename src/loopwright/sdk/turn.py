@@ -1,16 +1,22 @@
-"""What a segment gives back: the turn at its end, and chunks on the way. Never generates. Returned by Context."""
+"""What a segment gives back: the turn at its end, and chunks on the way; and what became of drafts. Never generates.
+
+Returned by Context.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One finished segment.
 
-    `text` leaves the stop string and control tokens out. `tokens` are all ids that were sampled, with `logprobs` under
-    the model's own distribution; the context keeps the first `num_kept` of them. `reason` is "stop" (a stop string),
-    "stop_token" (end of turn), "length" or "interrupted"; `stop` is the string or token that ended it."""
+    `text` leaves the stop string and control tokens out. `tokens` are all ids that were sampled, with their `logprobs`,
+    of the kind that `logprob_kind` names; the context keeps the first `num_kept` of them. `reason` is "stop" (a stop
+    string), "stop_token" (end of turn), "length", "interrupted" or "grammar_end" (the text is whole and nothing may
+    follow); `stop` is the string or token that ended it."""
 
     text: str
     tokens: tuple[int, ...]
@@ -19,6 +25,8 @@ class Turn:
     reason: str
     stop: str | int | None
     num_prompt_tokens: int  # how long the context was when the segment began
+    logprob_kind: str = "raw"  # under the model's own distribution; "processed": under the one that was drawn from
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
@@ -30,7 +38,29 @@ class Turn:
             reason=payload["reason"],
             stop=payload["stop"],
             num_prompt_tokens=num_prompt_tokens,
+            logprob_kind=payload["logprob_kind"],
+            top_logprobs=top_logprobs(payload),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Drafts that the model has judged: `tokens` are those it accepted and one more, which are in the context now.
+
+    Log-probabilities are as in a Turn."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    logprob_kind: str
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.tokens) - 1
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> "Verified":
+        return cls(tuple(payload["tokens"]), tuple(payload["logprobs"]), payload["logprob_kind"], top_logprobs(payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +69,8 @@ class Chunk:
 
     text: str
     tokens: tuple[int, ...]
+
+
+def top_logprobs(payload: dict[str, Any]) -> tuple[TopLogprobs, ...]:
+    """The pairs of token id and log-probability of each token, most probable first."""
+    return tuple(tuple((token, logprob) for token, logprob in one) for one in payload.get("top_logprobs", ()))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
 from loopwright.text.template_sandbox import TemplateSandbox
-from loopwright.text.tokenizer import Tokenizer
+from loopwright.text.tokenizer import Before, Tokenizer
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -43,7 +43,7 @@ class ChatTemplate:
         """The ids of a whole chat, with exactly one BOS where the model has one. Raises BadRequest that names the
         message at fault, or says why the template refuses the chat."""
         _check(messages)
-        ids = self._encode(self._sandbox.render(messages, add_generation_prompt))
+        ids = self._encode(self._sandbox.render(messages, add_generation_prompt), follows="nothing")
         bos_id = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
@@ -75,7 +75,7 @@ class ChatTemplate:
                 hint="start a new context with all the messages",
                 field="messages",
             )
-        return self._encode(whole[len(done) :])
+        return self._encode(whole[len(done) :], self._what_ends(done))
 
     def _check_control_tokens(self) -> None:
         try:
@@ -92,14 +92,12 @@ class ChatTemplate:
                     field="model",
                 )
 
-    def _encode(self, rendered: str) -> list[int]:
-        ids: list[int] = []
-        for text, control_id in self._sandbox.pieces(rendered):
-            if control_id is not None:
-                ids.append(control_id)
-            elif text:
-                ids += self._tokenizer.encode(text)
-        return ids
+    def _what_ends(self, rendered: str) -> Before:
+        pieces = [(text, control_id) for text, control_id in self._sandbox.pieces(rendered) if text]
+        return "nothing" if not pieces else "text" if pieces[-1][1] is None else "control"
+
+    def _encode(self, rendered: str, follows: Before) -> list[int]:
+        return self._tokenizer.encode_pieces(list(self._sandbox.pieces(rendered)), follows)
 
 
 def _check(messages: Sequence[Message]) -> None:

@@ -17,14 +17,15 @@ from typing import NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
-from loopwright.text.tokenizer import one_of
+from loopwright.text.literals import one_of
 
 MAX_STEPS = 200_000
 """Turns of loops and calls of macros in one rendering."""
@@ -133,6 +134,16 @@ class _Instrumented(NodeTransformer):
         return node
 
 
+class _Generation(Extension):
+    """`{% generation %}` … `{% endgeneration %}` marks what a model learns to write; for us it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the type that Jinja gives it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
@@ -147,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
     # The options and names that templates are written for: huggingface.co/docs/transformers/chat_templating_writing
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.globals = {
         "range": environment.globals["range"],
         "dict": dict,

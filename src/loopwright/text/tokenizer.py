@@ -1,29 +1,66 @@
 """Owns the mapping between text and token ids, and which ids are control tokens. Never splits a stream or knows chats.
 
 Plain encoding never makes a control token, whatever the text says. Called by compose, the runtime and chat templates.
+
+Some vocabularies (SentencePiece's) want a space before a text that nobody wrote. It is part of what the model reads, so
+it is in the ids and in their text, and where it stands depends on what the text follows. Text that follows text gets
+none, so that appending to a context means what it says.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, Protocol, TypeAlias
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as Library
 
 from loopwright.core.errors import BadRequest
+from loopwright.text.literals import one_of
+
+Before: TypeAlias = Literal["nothing", "control", "text"]
+"""What a piece of text follows: nothing at the start of a context, a control token, or more text."""
+
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>")
+"""Tokens that end a turn or a document in the models we know, beside the one that the model's file names."""
+
+TURN_MARKS = frozenset(
+    (*TURN_ENDS, "<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|end_header_id|>", "[INST]", "[/INST]")
+)
+"""Tokens that are control tokens whatever kind the model's file gives them: who can write one can end a turn."""
+
+
+class Encoder(Protocol):
+    """The ids of any text, none of which is a control token's. Adds nothing at either end."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class LibraryEncoder:
+    """An Encoder over the `tokenizers` library."""
+
+    library: Library  # has no control tokens, or treats them as plain text
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.library.encode(text, add_special_tokens=False).ids)
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """Text ↔ token ids of one model. Built by the functions of `load_tokenizer`."""
 
-    backend: Backend  # has no control tokens, or treats them as plain text
+    encoder: Encoder
     token_bytes: tuple[bytes, ...]  # what each id adds to the text; b"" for control tokens and ids without a meaning
     controls: Mapping[str, int]  # how a control token is written → its id
     eos_ids: tuple[int, ...]  # tokens that end a turn; the model's own first
     bos_id: int | None
     add_bos: bool  # whether every context starts with `bos_id`
     chat_template: str = ""  # the Jinja source that came with the model
+    space_after: frozenset[Before] = frozenset()  # what a text must follow to get a space before it
+    doubles_space: bool = True  # whether it gets one also when it starts with a space
+    strips_before: frozenset[int] = frozenset()  # control tokens that swallow the white space before them
+    strips_after: frozenset[int] = frozenset()  # … and after them
 
     @property
     def vocab_size(self) -> int:
@@ -33,21 +70,39 @@ class Tokenizer:
     def control_ids(self) -> frozenset[int]:
         return frozenset(self.controls.values())
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of plain text: a control token written in it is text like any other. Adds no BOS."""
+    def encode(self, text: str, follows: Before = "text") -> list[int]:
+        """The ids of plain text: a control token written in it is text like any other. Adds no BOS.
+
+        With `follows="text"` the ids decode to exactly `text`; elsewhere the model may want a space before it."""
+        if text and follows in self.space_after and (self.doubles_space or text[0] != " "):
+            text = " " + text
         try:
-            return list(self.backend.encode(text, add_special_tokens=False).ids)
-        except TypeError as error:  # what the library calls a string that UTF-8 cannot write
+            return self.encoder.encode(text)
+        except (TypeError, UnicodeEncodeError) as error:  # the library's word for what UTF-8 cannot write, and Python's
             raise BadRequest("the text is not valid Unicode", hint="remove lone surrogates") from error
 
     def encode_with_controls(self, text: str) -> list[int]:
-        """The ids of text from a source we trust: control tokens written in it become control tokens."""
+        """The ids of a whole text from a source we trust: control tokens written in it become control tokens."""
+        pieces = self._control_pattern.split(text)
+        return self.encode_pieces([(piece, self.controls.get(piece)) for piece in pieces])
+
+    def encode_pieces(self, pieces: Sequence[tuple[str, int | None]], follows: Before = "nothing") -> list[int]:
+        """The ids of plain texts (with None) and control tokens (with their ids) in a row. The first follows
+        `follows`."""
         ids: list[int] = []
-        for piece in self._control_pattern.split(text):
-            if (control_id := self.controls.get(piece)) is not None:
+        last_control: int | None = None
+        for place, (text, control_id) in enumerate(pieces):
+            if control_id is not None:
                 ids.append(control_id)
-            elif piece:
-                ids += self.encode(piece)
+                last_control, follows = control_id, "control"
+                continue
+            if follows == "control" and last_control in self.strips_after:
+                text = text.lstrip()
+            if place + 1 < len(pieces) and pieces[place + 1][1] in self.strips_before:
+                text = text.rstrip()
+            if text:
+                ids += self.encode(text, follows)
+                follows = "text"
         return ids
 
     def decode(self, ids: Iterable[int], skip_controls: bool = True) -> str:
@@ -72,7 +127,7 @@ class Tokenizer:
         return one_of(self.controls)
 
 
-def one_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that splits a text around the longest of `texts` at each place, and keeps what it found."""
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if longest_first else "(?!)")
+def end_ids(named: Iterable[int | None], controls: Mapping[str, int]) -> tuple[int, ...]:
+    """What ends a turn: the ids that a model's files name, in their order, then those of TURN_ENDS that it has."""
+    known = (controls.get(text) for text in TURN_ENDS)
+    return tuple(dict.fromkeys(one for one in (*named, *known) if one is not None))

@@ -1,22 +1,32 @@
 """Says how a weight of ours is put together from the tensors of a file. Never reads one.
 
-Filled by models, read by the loader.
+Filled by the architectures through `weight_layout`, read by the loader and the writer of test files.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPart:
+    """Where one format keeps a part of ours, and how it differs there.
+
+    `num_halved_heads` > 0 marks rows of that many heads, where the two halves of a rotary pair lie head_dim / 2 rows
+    apart; ours lie side by side. `offset` is what has to be added. `expert` (number, count) marks one of the equal
+    slices of a tensor that holds all experts."""
+
+    name: str
+    num_halved_heads: int = 0
+    offset: float = 0.0
+    expert: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WeightPart:
-    """One tensor of a file, and how many rows of ours it fills.
+    """How many rows of ours a part fills, and its place in a Hugging Face folder and in a GGUF file."""
 
-    `num_rotary_heads` > 0 marks a query or key: a Hugging Face file keeps the two halves of a pair head_dim / 2 rows
-    apart, ours and GGUF's keep them side by side."""
-
-    hf_name: str
-    gguf_name: str
     num_rows: int
-    num_rotary_heads: int = 0
+    hf: StoredPart
+    gguf: StoredPart
 
 
 @dataclass(frozen=True, slots=True)

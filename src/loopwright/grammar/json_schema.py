@@ -1,0 +1,390 @@
+"""Owns what of JSON Schema is enforced: every keyword is on a list here, or the schema is refused. Never compiles one.
+
+Called with the source of a schema; gives llguidance a schema that says the same, less its annotations. It holds to
+draft 2020-12 (draft 7 says the same in what is on the list). Refused is also what llguidance would accept and not hold
+to the letter: numbers that do not fit a double, counts of keys that may come twice, and what can never be complete.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from loopwright.core.errors import BadRequest
+from loopwright.grammar.pattern import PatternError, is_unwritable, search_pattern
+
+Schema: TypeAlias = dict[str, object]
+Schemas: TypeAlias = list[tuple[str, object]]
+"""Every schema of a document with its pointer, inner ones first."""
+
+MAX_DEPTH = 64
+MAX_TOTAL_DEPTH = (
+    4000  # of the document and of all that is referred to: llguidance recurses as deep, on its thread's stack
+)
+MAX_EXACT_INTEGER = 1 << 53  # llguidance computes with doubles
+MAX_COUNT = 1_000_000  # of characters, items or properties
+
+ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "discriminator")
+)
+"""Keywords that constrain nothing (discriminator is OpenAPI's)."""
+
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+"""Formats whose spelling is enforced; that a date has a 29th of February is not looked up."""
+
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_DIALECTS = ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema")
+
+
+class SchemaError(BadRequest):
+    """A schema that cannot be enforced. `pointer` (RFC 6901) says where."""
+
+    def __init__(self, pointer: str, what: str, hint: str = "") -> None:
+        super().__init__(f"JSON schema at #{pointer}: {what}", field=f"grammar.source#{pointer}", hint=hint)
+        self.pointer = pointer
+
+
+def read_schema(source: str) -> Schema:
+    """The schema that llguidance is to enforce. Raises SchemaError."""
+    if not source.strip():
+        raise SchemaError("", "there is no schema")
+    try:
+        value = json.loads(source, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except ValueError as error:
+        raise SchemaError("", f"not JSON: {error}") from None
+    except RecursionError:
+        raise SchemaError("", f"nested deeper than {MAX_DEPTH}") from None
+    return check_schema(value)
+
+
+def check_schema(value: object) -> Schema:
+    """The same for a schema that is decoded, with its fractions as Decimal."""
+    if not isinstance(value, dict):
+        raise SchemaError("", f"the schema is {_shown(value)}; it must be an object", _ANY_HINT)
+    checker = _Checker(value)
+    checked = checker.check(value, "", 0)
+    assert isinstance(checked, dict)
+    if not checked.keys() - {"$defs", "definitions"}:
+        raise SchemaError("", "the schema is empty: it says nothing about the text", _ANY_HINT)
+    checker.check_references()
+    schemas = list(_inner_first(checked, ""))
+    _check_total_depth(schemas, checker.targets)
+    _check_is_finite(schemas)
+    return checked
+
+
+def subschemas(schema: object, pointer: str) -> Iterator[tuple[str, object]]:
+    """The schemas directly inside one, with their pointers."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in ("items", "additionalProperties"):
+            yield f"{pointer}/{keyword}", value
+        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            yield from ((f"{pointer}/{keyword}/{place}", one) for place, one in enumerate(value))
+        elif keyword in ("properties", "patternProperties", "$defs", "definitions"):
+            yield from ((f"{pointer}/{keyword}/{_escaped(name)}", one) for name, one in value.items())
+
+
+class _Checker:
+    """One schema on its way through the list."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._seen: set[str] = set()  # pointers of schemas
+        self._references: list[tuple[str, str]] = []  # where, and to which pointer
+
+    def check(self, schema: object, pointer: str, depth: int) -> object:
+        """The schema as it is enforced."""
+        if depth > MAX_DEPTH:
+            raise SchemaError(pointer, f"nested deeper than {MAX_DEPTH}")
+        self._seen.add(pointer)
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise SchemaError(pointer, f"{_shown(schema)} is not a schema")
+        checked: Schema = {}
+        for keyword, value in schema.items():
+            at = f"{pointer}/{_escaped(keyword)}"
+            if keyword in ANNOTATIONS or (pointer == "" and self._is_identity(keyword, value, at)):
+                continue
+            if keyword in _APPLICATORS:
+                checked[keyword] = _APPLICATORS[keyword](self, value, at, depth)
+            elif keyword in _VALUES:
+                checked[keyword] = _VALUES[keyword](value, at)
+            elif keyword == "$ref":
+                checked[keyword] = self._reference(value, at)
+            else:
+                raise SchemaError(at, f"the keyword {keyword!r} is not supported")
+        _check_min_properties(checked, pointer)
+        return checked
+
+    @property
+    def targets(self) -> set[str]:
+        """The pointers that are referred to."""
+        return {target for _, target in self._references}
+
+    def check_references(self) -> None:
+        """Raises for a reference that leads to no schema."""
+        for at, target in self._references:
+            if target not in self._seen:
+                raise SchemaError(at, f"{('#' + target)!r} is not a schema in this document")
+
+    def one(self, value: object, at: str, depth: int) -> object:
+        return self.check(value, at, depth + 1)
+
+    def many(self, value: object, at: str, depth: int) -> object:
+        if not isinstance(value, list) or not value:
+            raise SchemaError(at, f"{_shown(value)} is not a list of at least one schema")
+        return [self.check(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
+
+    def named(self, value: object, at: str, depth: int) -> object:
+        if not isinstance(value, dict):
+            raise SchemaError(at, f"{_shown(value)} is not an object of schemas")
+        for name in value:
+            _check_name(name, at)
+        return {name: self.check(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
+
+    def patterned(self, value: object, at: str, depth: int) -> object:
+        if not isinstance(value, dict):
+            raise SchemaError(at, f"{_shown(value)} is not an object of schemas")
+        return {
+            _pattern(pattern, f"{at}/{_escaped(pattern)}"): self.check(one, f"{at}/{_escaped(pattern)}", depth + 1)
+            for pattern, one in value.items()
+        }
+
+    def _reference(self, value: object, at: str) -> str:
+        if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+            raise SchemaError(at, f"{_shown(value)} is not a reference into this document", "start it with '#/'")
+        self._references.append((at, unquote(value[1:])))
+        return value
+
+    def _is_identity(self, keyword: str, value: object, at: str) -> bool:
+        """Whether the keyword only says what this document is."""
+        if keyword == "$schema" and (not isinstance(value, str) or value.rstrip("#") not in _DIALECTS):
+            raise SchemaError(at, f"{_shown(value)} is not a known dialect", f"known are {' and '.join(_DIALECTS)}")
+        return keyword in ("$schema", "$id")
+
+
+_APPLICATORS: dict[str, Callable[[_Checker, object, str, int], object]] = {
+    "items": _Checker.one,
+    "additionalProperties": _Checker.one,
+    "anyOf": _Checker.many,
+    "oneOf": _Checker.many,
+    "allOf": _Checker.many,
+    "prefixItems": _Checker.many,
+    "properties": _Checker.named,
+    "$defs": _Checker.named,
+    "definitions": _Checker.named,
+    "patternProperties": _Checker.patterned,
+}
+
+
+def _type(value: object, at: str) -> object:
+    for one in value if isinstance(value, list) and value else [value]:
+        if one not in _TYPES:
+            raise SchemaError(at, f"{_shown(one)} is not a type; types are {', '.join(_TYPES)}")
+    return value
+
+
+def _number(value: object, at: str) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise SchemaError(at, f"{_shown(value)} is not a number")
+    if isinstance(value, int):
+        if abs(value) > MAX_EXACT_INTEGER:
+            raise SchemaError(at, f"{value} is beyond ±2^53, where numbers can be enforced exactly")
+        return value
+    if Decimal(repr(float(value))) != value:
+        raise SchemaError(at, f"{value} has more digits than can be enforced exactly")
+    return float(value)
+
+
+def _multiple(value: object, at: str) -> object:
+    number = _number(value, at)
+    assert isinstance(number, int | float)
+    if number <= 0:
+        raise SchemaError(at, f"{number} is not above 0")
+    return number
+
+
+def _count(value: Any, at: str) -> int:  # noqa: ANN401 (JSON)
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MAX_COUNT or value != int(value):
+        raise SchemaError(at, f"{_shown(value)} is not a whole number from 0 to {MAX_COUNT}")
+    return int(value)
+
+
+def _pattern(value: object, at: str) -> str:
+    if not isinstance(value, str):
+        raise SchemaError(at, f"{_shown(value)} is not a string")
+    try:
+        return search_pattern(value)
+    except PatternError as error:
+        raise SchemaError(at, error.message) from None
+
+
+def _format(value: object, at: str) -> object:
+    if not isinstance(value, str) or value not in FORMATS:
+        raise SchemaError(at, f"the format {_shown(value)} is not enforced; {', '.join(sorted(FORMATS))} are")
+    return value
+
+
+def _required(value: object, at: str) -> object:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len({*value}) < len(value):
+        raise SchemaError(at, f"{_shown(value)} is not a list of different strings")
+    for name in value:
+        _check_name(name, at)
+    return value
+
+
+def _enum(value: object, at: str) -> object:
+    if not isinstance(value, list) or not value:
+        raise SchemaError(at, f"{_shown(value)} is not a list of at least one value")
+    return [_constant(one, f"{at}/{place}") for place, one in enumerate(value)]
+
+
+def _constant(value: object, at: str, depth: int = 0) -> object:
+    if depth > MAX_DEPTH:
+        raise SchemaError(at, f"nested deeper than {MAX_DEPTH}")
+    match value:
+        case dict():
+            for name in value:
+                _check_name(name, at)
+            return {name: _constant(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
+        case list():
+            return [_constant(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
+        case str() if any(map(is_unwritable, value)):
+            raise SchemaError(at, f"{_shown(value)} has control characters, which are never written")
+        case bool() | None | str():
+            return value
+    return _number(value, at)
+
+
+_VALUES: dict[str, Callable[[object, str], object]] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _constant,
+    "minimum": _number,
+    "maximum": _number,
+    "exclusiveMinimum": _number,
+    "exclusiveMaximum": _number,
+    "multipleOf": _multiple,
+    "minLength": _count,
+    "maxLength": _count,
+    "pattern": _pattern,
+    "format": _format,
+    "minItems": _count,
+    "maxItems": _count,
+    "required": _required,
+    "minProperties": _count,
+    "maxProperties": _count,
+}
+
+ENFORCED = frozenset((*_APPLICATORS, *_VALUES, "$ref"))
+"""Every keyword that is enforced."""
+
+
+def _check_min_properties(checked: Schema, pointer: str) -> None:
+    # A key that the schema does not list may come twice, and then counts once.
+    least, required = checked.get("minProperties", 0), checked.get("required", [])
+    assert isinstance(least, int)
+    assert isinstance(required, list)
+    if least > max(1, len(required)) and checked.get("additionalProperties", True) is not False:
+        raise SchemaError(
+            f"{pointer}/minProperties",
+            f"{least} different keys cannot be enforced beyond the required ones",
+            "list the keys in required",
+        )
+
+
+def _check_name(name: str, at: str) -> None:
+    # JSON can write such characters in several ways, and a name must be known again however it is written.
+    if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 for character in name):
+        raise SchemaError(at, f"the name {name!r} has control characters")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise SchemaError(at, f"the name {name!r} is not valid Unicode")
+
+
+def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
+    """Raises if a chain of references, each followed once, could lead too deep."""
+    heights: dict[str, int] = {}
+    for at, one in schemas:
+        heights[at] = 1 + max((heights[inner] for inner, _ in subschemas(one, at)), default=0)
+    total = heights[""] + sum(heights.get(target, 0) for target in targets)
+    if total > MAX_TOTAL_DEPTH:
+        raise SchemaError("", f"the schemas that are referred to are {total} deep together; at most {MAX_TOTAL_DEPTH}")
+
+
+_MAX_PASSES = 64
+
+
+def _check_is_finite(schemas: Schemas) -> None:
+    """Raises for a schema that requires itself, so that no text is ever complete: a least fixed point over all
+    schemas, from those that need nothing else. Inner ones come first, so that a pass is needed for references only."""
+    waiting, finite = schemas, set[str]()
+    for _ in range(_MAX_PASSES):
+        num_before = len(finite)
+        for at, one in waiting:
+            if _is_finite(one, at, finite):
+                finite.add(at)
+        if "" in finite:
+            return
+        waiting = [(at, one) for at, one in waiting if at not in finite]
+        if len(finite) == num_before:
+            raise SchemaError("", "no text is ever complete: the schema requires itself")
+    raise SchemaError("", f"references lead on to references more than {_MAX_PASSES} times")
+
+
+def _inner_first(schema: object, pointer: str) -> Iterator[tuple[str, object]]:
+    for at, one in subschemas(schema, pointer):
+        yield from _inner_first(one, at)
+    yield pointer, schema
+
+
+def _is_finite(schema: object, pointer: str, finite: set[str]) -> bool:
+    if not isinstance(schema, dict):
+        return True
+    if "$ref" in schema and unquote(schema["$ref"][1:]) not in finite:
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(f"{pointer}/{keyword}/{n}" in finite for n in range(len(schema[keyword]))):
+            return False
+    if not all(f"{pointer}/allOf/{place}" in finite for place in range(len(schema.get("allOf", ())))):
+        return False
+    kind = schema.get("type")
+    if kind in ("object", ["object"]):
+        names = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]
+        return all(f"{pointer}/properties/{_escaped(name)}" in finite for name in names)
+    if kind in ("array", ["array"]):
+        least, first = schema.get("minItems", 0), schema.get("prefixItems", [])
+        needed = [f"{pointer}/prefixItems/{place}" for place in range(min(least, len(first)))]
+        if least > len(first) and "items" in schema:
+            needed.append(f"{pointer}/items")
+        return all(one in finite for one in needed)
+    return True
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    named: dict[str, object] = {}
+    for name, value in pairs:
+        if name in named:
+            raise ValueError(f"the name {name!r} comes twice in one object")
+        named[name] = value
+    return named
+
+
+_ANY_HINT = 'for any JSON object take the kind "json_object"'

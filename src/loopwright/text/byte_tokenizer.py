@@ -1,0 +1,22 @@
+"""The byte model's tokenizer, made in code. Never read from a file. Called through `load_tokenizer`."""
+
+from loopwright.text import byte_level
+from loopwright.text.gguf_tokenizer import byte_level_bpe
+from loopwright.text.pre_tokenizers import Cut
+from loopwright.text.tokenizer import LibraryEncoder, Tokenizer, end_ids
+
+BYTE_MODEL_CONTROLS = {"<|bos|>": 256, "<|eos|>": 257, "<|im_start|>": 258, "<|im_end|>": 259}
+
+
+def byte_tokenizer(chat_template: str = "") -> Tokenizer:
+    """Ids 0 … 255 are bytes, then the control tokens of BYTE_MODEL_CONTROLS."""
+    vocabulary = {character: byte for byte, character in byte_level.CHARACTERS.items()}
+    return Tokenizer(
+        encoder=LibraryEncoder(byte_level_bpe(vocabulary, merges=[], cut=Cut(()))),
+        token_bytes=(*(bytes([byte]) for byte in range(256)), *(b"" for _ in BYTE_MODEL_CONTROLS)),
+        controls=BYTE_MODEL_CONTROLS,
+        eos_ids=end_ids([BYTE_MODEL_CONTROLS["<|eos|>"]], BYTE_MODEL_CONTROLS),
+        bos_id=BYTE_MODEL_CONTROLS["<|bos|>"],
+        add_bos=True,
+        chat_template=chat_template,
+    )

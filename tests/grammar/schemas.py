@@ -1,0 +1,290 @@
+"""Two hundred JSON schemas: those that are enforced, and those that are refused with the pointer that says where."""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def one_property(schema: Any, required: bool = True) -> Schema:
+    """An object that holds a value of the schema."""
+    return {
+        "type": "object",
+        "properties": {"v": schema},
+        "required": ["v"] if required else [],
+        "additionalProperties": False,
+    }
+
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "color": {"enum": ["red", "green", "blue"]},
+    },
+    "required": ["name", "age", "color"],
+    "additionalProperties": False,
+}
+_TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"v": {"type": "boolean"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "required": ["v"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+_LIST = {
+    "type": ["object", "null"],
+    "properties": {"head": {"type": "integer", "maximum": 9, "minimum": 0}, "tail": {"$ref": "#"}},
+    "required": ["head", "tail"],
+    "additionalProperties": False,
+}
+
+_SCALARS: list[Schema] = [
+    {"type": "null"},
+    {"type": "boolean"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": ["string", "null"], "maxLength": 3},
+    {"type": ["integer", "boolean", "null"]},
+    {"type": "integer", "minimum": 1, "maximum": 5},
+    {"type": "integer", "minimum": -7, "maximum": 12},
+    {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 4},
+    {"type": "integer", "minimum": 0.5, "maximum": 3.5},
+    {"type": "integer", "minimum": 0, "multipleOf": 7, "maximum": 1000},
+    {"type": "integer", "multipleOf": 3},
+    {"type": "integer", "minimum": 9007199254740990, "maximum": 9007199254740992},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "minimum": -0.25, "maximum": 0.125},
+    {"type": "number", "minimum": 99.5},
+    {"type": "number", "maximum": -1.75},
+    {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 10},
+    {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 1.5, "maximum": 2},
+    {"minimum": 3, "type": "number", "maximum": 3},
+    {"const": 1},
+    {"const": 1.5},
+    {"const": -0.001},
+    {"const": None},
+    {"const": False},
+    {"const": 'a "quoted" \\ text\n'},
+    {"const": "ünï ☃ 😀"},
+    {"const": [1, "x", None, {"a": [True]}]},
+    {"const": {"k": 1, "l": {"m": []}}},
+    {"enum": [1, 2.5, "three", None, True, [], {}]},
+    {"enum": ["a", "ab", "abc"]},
+    {"enum": [10, 100, 1000]},
+    {"type": "string", "enum": ["x", 3]},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "minLength": 3},
+    {"type": "string", "maxLength": 0},
+    {"type": "string", "maxLength": 5},
+    {"const": "only", "description": "d", "title": "t"},
+]
+
+PATTERNS = [
+    "^a$", "b", "^x", "y$", "^[a-c]{2,4}$", "^(?:ab|cd)+$", "^\\d{3}-\\d{4}$", "^\\w+$", "^\\W$", "^\\s?x\\s?$",
+    "^\\S{1,3}$",
+    "^\\D$", "^[^a-z]$", "^[^\\s\\d]{2}$", "^[\\w.-]{1,4}@[a-z]$", "^a|b$", "^.$", "^..?$", "^a+?b*?$",
+    "^(a|b(c|d))e*$",
+    "^\\u00e9\\x41$", "^\\.\\*\\+\\?\\(\\)\\[\\]\\{\\}\\|\\^\\$\\\\\\/$", "^[+*?.(){}|^$-]$", "^[\\]x]$", "^$|^q$",
+    "^[\\t\\n]$", "^😀{2}$", "^[à-ü]+$", "^(?:a{2}){2}$", "^a{0,2}$", "^a/b$", "^[A-Z][a-z]{0,3}$", "^-?[0-9]+$",
+    "^[^\\x00-\\x1f]{2}$", "^[\\x01-c]$",
+]  # fmt: skip
+_PATTERNED = [{"type": "string", "pattern": pattern, "maxLength": 16} for pattern in PATTERNS]
+
+_FORMATTED = [
+    {"type": "string", "format": name}
+    for name in ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+]
+
+_ARRAYS: list[Schema] = [
+    {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+    {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "null"}, {"type": "boolean"}], "items": False, "minItems": 2},
+    {"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "maxItems": 2},
+    {"type": "array", "items": False},
+    {"type": "array", "maxItems": 0},
+    {"type": "array", "items": {"type": "array", "items": {"type": "null"}, "maxItems": 2}, "maxItems": 2},
+    {"type": "array", "items": {"anyOf": [{"const": 1}, {"const": "b"}]}, "maxItems": 3},
+    {"type": "array", "items": {"type": "integer", "minimum": 5, "maximum": 1}},
+]
+
+_OBJECTS: list[Schema] = [
+    _PERSON,
+    one_property({"type": "boolean"}),
+    one_property({"type": "boolean"}, required=False),
+    {"type": "object", "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 2},
+    {"type": "object", "additionalProperties": {"const": 1}, "minProperties": 1, "maxProperties": 1},
+    {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"const": 2}},
+    {"type": "object", "properties": {"a/b~c": {"const": 1}}, "required": ["a/b~c"], "additionalProperties": False},
+    {"type": "object", "properties": {"ä\"\\": {"const": 1}}, "required": ['ä"\\'], "additionalProperties": False},
+    {"type": "object", "properties": {"a": True}, "required": ["a"], "additionalProperties": False},
+    {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False},
+    {"type": "object", "properties": {"a": False, "b": {"const": 1}}, "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"],
+     "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "minProperties": 1,
+     "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"], "minProperties": 2,
+     "additionalProperties": False},
+    {"type": "object", "required": ["x"], "additionalProperties": {"const": 3}, "maxProperties": 2},
+    {"type": "object", "patternProperties": {"^s_[a-z]$": {"const": 1}}, "additionalProperties": False,
+     "maxProperties": 2},
+    {"type": "object", "properties": {"s_a": {"const": 1}}, "patternProperties": {"^s_": {"type": "integer"}},
+     "required": ["s_a"], "additionalProperties": False},
+    {"type": "object"},
+    {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}, "required": ["when"],
+     "additionalProperties": False},
+]  # fmt: skip
+
+_COMBINED: list[Schema] = [
+    {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 3}, {"type": "string", "maxLength": 2}]},
+    {"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "null"}]},
+    {"anyOf": [one_property({"const": 1}), {"type": "array", "maxItems": 0}]},
+    {"oneOf": [{"type": "integer", "maximum": 9, "minimum": 0}, {"type": "string", "maxLength": 1}]},
+    {"oneOf": [{"const": "a"}, {"const": "b"}]},
+    {"oneOf": [
+        {"type": "object", "properties": {"t": {"const": "a"}, "x": {"type": "null"}}, "required": ["t", "x"],
+         "additionalProperties": False},
+        {"type": "object", "properties": {"t": {"const": "b"}}, "required": ["t"], "additionalProperties": False},
+    ]},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
+    {"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 3, "type": "string"}]},
+    {"allOf": [
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
+        {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]},
+    ], "maxProperties": 2},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+     "anyOf": [{"properties": {"a": {"minimum": 1, "maximum": 2}}}, {"properties": {"a": {"const": 7}}}],
+     "additionalProperties": False},
+    {"$defs": {"p": {"type": "integer", "minimum": 1, "maximum": 2}}, "type": "array",
+     "items": {"$ref": "#/$defs/p"}, "maxItems": 3},
+    {"definitions": {"p": {"const": "d7"}}, "$schema": "http://json-schema.org/draft-07/schema#",
+     "$ref": "#/definitions/p"},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://x.example/s", "const": 1},
+    {"$defs": {"a b%c": {"const": 5}}, "$ref": "#/$defs/a%20b%25c"},
+    {"$defs": {"s": {"type": "integer"}}, "$ref": "#/$defs/s", "minimum": 4, "maximum": 5},
+    _TREE,
+    _LIST,
+    {"type": "object", "properties": {"x": {"$ref": "#/properties/y"}, "y": {"const": "r"}}, "required": ["x", "y"],
+     "additionalProperties": False},
+    {"title": "Answer", "type": "object", "properties": {"ok": {"type": "boolean", "default": True, "examples": [1]}},
+     "required": ["ok"], "additionalProperties": False, "$comment": "c", "deprecated": False},
+]  # fmt: skip
+
+_NESTED = [
+    one_property(schema) for schema in (*_SCALARS[:16], *_PATTERNED[:12], *_ARRAYS[:6], *_FORMATTED[3:7], _PERSON)
+]
+
+ENFORCED: list[Schema] = [*_SCALARS, *_PATTERNED, *_FORMATTED, *_ARRAYS, *_OBJECTS, *_COMBINED, *_NESTED]
+"""Every complete text must validate."""
+
+REFUSED: list[tuple[Any, str]] = [
+    ("", ""),
+    ("   ", ""),
+    ("{", ""),
+    ("nonsense", ""),
+    ('{"type": "string"} x', ""),
+    ('{"type": NaN}', ""),
+    ('{"a": 1, "a": 2}', ""),
+    ("[" * 5000, ""),
+    (None, ""),
+    (False, ""),
+    (True, ""),
+    ([], ""),
+    ({}, ""),
+    ({"title": "nothing", "description": "at all"}, ""),
+    ({"$defs": {"a": {"type": "null"}}}, ""),
+    ({"type": "strin"}, "/type"),
+    ({"type": []}, "/type"),
+    ({"type": 3}, "/type"),
+    ({"typ": "string"}, "/typ"),
+    ({"type": "string", "pattern": "^hello\\!$"}, "/pattern"),
+    ({"type": "string", "pattern": "foo**"}, "/pattern"),
+    ({"type": "string", "pattern": "("}, "/pattern"),
+    ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+    ({"type": "string", "pattern": "\\bword"}, "/pattern"),
+    ({"type": "string", "pattern": "(a)\\1"}, "/pattern"),
+    ({"type": "string", "pattern": 5}, "/pattern"),
+    ({"type": "string", "pattern": "^a\x01b$"}, "/pattern"),
+    ({"type": "string", "pattern": "^a\\x7fb$"}, "/pattern"),
+    ({"type": "string", "pattern": "^[\x01]$"}, ""),
+    ({"type": "string", "pattern": "^a[^\x00\x02-\U0010ffff]b$"}, ""),
+    ({"type": "string", "format": "regex"}, "/format"),
+    ({"type": "string", "format": "unknown"}, "/format"),
+    ({"type": "string", "format": ["date"]}, "/format"),
+    ({"type": "string", "minLength": -1}, "/minLength"),
+    ({"type": "string", "minLength": 1.5}, "/minLength"),
+    ({"type": "string", "maxLength": "3"}, "/maxLength"),
+    ({"type": "string", "maxLength": 10**9}, "/maxLength"),
+    ('{"type": "string", "maxLength": 1e999999999}', "/maxLength"),
+    ({"type": "string", "minLength": 4, "maxLength": 2}, ""),
+    ({"type": "string", "contentEncoding": "base64"}, "/contentEncoding"),
+    ({"type": "integer", "minimum": "1"}, "/minimum"),
+    ({"type": "integer", "minimum": True}, "/minimum"),
+    ({"type": "integer", "minimum": 2**53 + 1}, "/minimum"),
+    ('{"type": "number", "maximum": 0.10000000000000000001}', "/maximum"),
+    ('{"type": "number", "maximum": 1e400}', "/maximum"),
+    ({"type": "integer", "minimum": 5, "maximum": 1}, ""),
+    ({"type": "integer", "multipleOf": 0}, "/multipleOf"),
+    ({"type": "integer", "multipleOf": -2}, "/multipleOf"),
+    ({"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9}, ""),
+    ({"const": 2**60}, "/const"),
+    ({"const": "a\x01b"}, "/const"),
+    ({"enum": [{"a": "\x7f"}]}, "/enum/0/a"),
+    ({"enum": []}, "/enum"),
+    ({"enum": "a"}, "/enum"),
+    ({"enum": [1, 2**60]}, "/enum/1"),
+    ({"not": {"type": "string"}}, "/not"),
+    ({"if": {}, "then": {}, "type": "string"}, "/if"),
+    ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
+    ({"type": "array", "contains": {"type": "string"}}, "/contains"),
+    ({"type": "array", "items": [{"type": "string"}]}, "/items"),
+    ({"type": "array", "additionalItems": False}, "/additionalItems"),
+    ({"type": "array", "prefixItems": []}, "/prefixItems"),
+    ({"type": "array", "items": False, "minItems": 1}, ""),
+    ({"type": "array", "unevaluatedItems": False}, "/unevaluatedItems"),
+    ({"type": "object", "propertyNames": {"pattern": "a"}}, "/propertyNames"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
+    ({"type": "object", "unevaluatedProperties": False}, "/unevaluatedProperties"),
+    ({"type": "object", "minProperties": 2}, "/minProperties"),
+    ({"type": "object", "properties": []}, "/properties"),
+    ({"type": "object", "properties": {"a": 3}}, "/properties/a"),
+    ({"type": "object", "properties": {"a/b": {"type": "x"}}}, "/properties/a~1b/type"),
+    ({"type": "object", "properties": {"a\x01": {}}}, "/properties"),
+    ({"type": "object", "required": "a"}, "/required"),
+    ({"type": "object", "required": ["a", "a"]}, "/required"),
+    ({"type": "object", "required": ["a"], "additionalProperties": False}, ""),
+    ({"type": "object", "additionalProperties": "no"}, "/additionalProperties"),
+    ({"type": "object", "patternProperties": {"[": {}}}, "/patternProperties/["),
+    ({"anyOf": []}, "/anyOf"),
+    ({"anyOf": {}}, "/anyOf"),
+    ({"anyOf": [{"type": "string"}, {"type": "int"}]}, "/anyOf/1/type"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ""),
+    (one_property({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/properties/v"),
+    (one_property({"type": "array", "minItems": 1, "items": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}),
+     "/properties/v/items"),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, ""),
+    ({"$ref": "#/$defs/none"}, "/$ref"),
+    ({"$ref": "https://example.org/schema"}, "/$ref"),
+    ({"$ref": 3}, "/$ref"),
+    ({"$ref": "#"}, ""),
+    ({"$dynamicRef": "#a", "type": "string"}, "/$dynamicRef"),
+    ({"$anchor": "a", "type": "string"}, "/$anchor"),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"}, "/$schema"),
+    ({"type": "object", "properties": {"a": {"$id": "x", "type": "null"}}}, "/properties/a/$id"),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, ""),
+    ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, ""),
+    ({"x-guidance": {"lenient": True}, "type": "string"}, "/x-guidance"),
+    ({"type": "string", "nullable": True}, "/nullable"),
+]  # fmt: skip
+"""Schemas, or texts that are none, and the pointer that the refusal names."""
