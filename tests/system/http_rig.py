@@ -63,10 +63,8 @@ async def served(system: System) -> AsyncIterator[Served]:
         serving.result()
     url = f"http://127.0.0.1:{port.result()}"
     limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as http,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
-    ):
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False, limits=limits) as http:
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, http_client=http)
         try:
             yield Served(system, port.result(), http, client)
         finally:
