@@ -191,3 +191,16 @@ def test_a_gguf_file_renders_as_the_folder_of_the_same_model(tmp_path, name, has
         for tokenizer in (tokenizer_from_folder(tmp_path), tokenizer_from_gguf(metadata))
     )
     assert of_file == of_folder
+
+
+@pytest.mark.parametrize("style", ["prepend", "first"])
+def test_text_that_continues_after_a_control_token_has_the_space_that_the_whole_chat_has_there(tmp_path, style):
+    library(train(), style).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    tokenizer = tokenizer_from_folder(tmp_path)
+    source = "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}"
+    template = ChatTemplate(source, tokenizer, FakeClock())
+    done = template.render(TALK[:1], add_generation_prompt=False)
+    delta = template.render_delta(TALK[:3], 1, is_open=False, add_generation_prompt=False)
+    assert done + delta == template.render(TALK[:3], add_generation_prompt=False)
+    assert tokenizer.decode(delta).startswith("  Hi." if style == "prepend" else " Hi.")
