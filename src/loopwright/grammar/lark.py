@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.json_schema import SchemaError, check_schema
+from loopwright.grammar.json_schema import check_schema
 
 _STRING = r'"(?:\\.|[^"\\\n])*"i?'
 _REGEX = r"/(?!/)(?:\\.|[^/\\\n])+/[imslux]*"
@@ -60,7 +60,7 @@ def _inline_schema(source: str, at: int) -> tuple[dict[str, object], int]:
     try:
         value, end = json.JSONDecoder(parse_float=Decimal).raw_decode(source, start)
         return check_schema(value), end
-    except SchemaError as error:
+    except BadRequest as error:
         raise _error(source, start, error.message) from None
     except ValueError as error:
         raise _error(source, start, f"%json without a schema: {error}") from None
