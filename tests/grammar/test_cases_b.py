@@ -1,4 +1,4 @@
-"""Cases B1, B3, B4, B7 and D1 at the level of calls: real grammars, the byte model in the real engine, a real control."""
+"""Cases B1, B3, B4, B7 and D1 for calls: real grammars, the byte model in the real engine, a real control."""
 
 import json
 import random

@@ -12,7 +12,6 @@ from schemas import ENFORCED, REFUSED
 from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
 from loopwright.grammar import json_schema
-from loopwright.core.errors import BadRequest
 from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer
 

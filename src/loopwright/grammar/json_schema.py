@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.pattern import PatternError, is_unwritable, search_pattern
+from loopwright.grammar.pattern import is_unwritable, search_pattern
 
 Schema: TypeAlias = dict[str, object]
 Schemas: TypeAlias = list[tuple[str, object]]
@@ -38,8 +38,8 @@ _DIALECTS = ("https://json-schema.org/draft/2020-12/schema", "http://json-schema
 
 
 def schema_error(pointer: str, what: str, hint: str = "") -> BadRequest:
-    """For a schema that cannot be enforced: `pointer` (RFC 6901) says where, in the message and in the field. Not a class
-    of its own, for an error has to keep its type over the wire."""
+    """For a schema that cannot be enforced: `pointer` (RFC 6901) says where, in the message and in the field. No
+    class of its own: an error has to keep its type over the wire."""
     return BadRequest(f"JSON schema at #{pointer}: {what}", field=f"grammar.source#{pointer}", hint=hint)
 
 
@@ -218,7 +218,7 @@ def _pattern(value: object, at: str) -> str:
         raise schema_error(at, f"{_shown(value)} is not a string")
     try:
         return search_pattern(value)
-    except PatternError as error:
+    except BadRequest as error:
         raise schema_error(at, error.message) from None
 
 

@@ -23,10 +23,6 @@ MAX_RULES = 1000  # llguidance recurses as deep as rules lead on to rules, on it
 _DIRECTIVES = ("%ignore", "%import", "%json", "%regex")
 
 
-class LarkError(BadRequest):
-    """A grammar that cannot be enforced; the message says where."""
-
-
 def read_lark(source: str, schema_options: dict[str, object]) -> str:
     """The grammar that llguidance is to enforce. `schema_options` are put into each schema, as its x-guidance."""
     parts: list[str] = []
@@ -48,7 +44,7 @@ def read_lark(source: str, schema_options: dict[str, object]) -> str:
             parts.append(" " + json.dumps({**schema, "x-guidance": schema_options}))
     num_rules += source.count(":", at)
     if num_rules > MAX_RULES:
-        raise LarkError(f"the grammar has {num_rules} rules; at most {MAX_RULES} are read", field="grammar.source")
+        raise BadRequest(f"the grammar has {num_rules} rules; at most {MAX_RULES} are read", field="grammar.source")
     return "".join(parts) + source[at:]
 
 
@@ -66,6 +62,6 @@ def _inline_schema(source: str, at: int) -> tuple[dict[str, object], int]:
         raise _error(source, start, f"%json without a schema: {error}") from None
 
 
-def _error(source: str, at: int, what: str) -> LarkError:
+def _error(source: str, at: int, what: str) -> BadRequest:
     line = source.count("\n", 0, at) + 1
-    return LarkError(f"grammar, line {line}: {what}", field="grammar.source")
+    return BadRequest(f"grammar, line {line}: {what}", field="grammar.source")
