@@ -19,7 +19,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check examples docs bench size changelog clean
+.PHONY: help setup demo test check parity examples docs bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -38,6 +38,9 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/project
+
+parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
+	$(BIN)/python tests/engine/parity.py
 
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.executor import EngineShape
@@ -160,12 +162,27 @@ def _answer(hiddens: Sequence[int], row: ForwardRow | HeadRow) -> RowResult:
     generated = row.generated if isinstance(row, ForwardRow) else ()
     sampled: list[Sampled] = []
     for number, hidden in enumerate(hiddens[len(hiddens) - 1 - len(drafts) :]):
+        sampling = _allowing(row, number)
         counted = (*row.sampling.generated, *generated, *drafts[:number]) if row.sampling.has_penalties else ()
-        token = choose(hidden, row.sampling, row.sample_position - len(drafts) + number, counted)
+        token = choose(hidden, sampling, row.sample_position - len(drafts) + number, counted)
         sampled.append(Sampled(token, -float(token), ((token, -1.0),) if row.sampling.top_logprobs else ()))
         if number < len(drafts) and drafts[number] != token:
             break
     return RowResult(sampled, distributions)
+
+
+def _allowing(row: ForwardRow | HeadRow, number: int) -> Sampling:
+    """How the row's sample `number` is chosen: from what a grammar lets through, if it has one."""
+    assert row.sampling is not None
+    if not isinstance(row, ForwardRow):
+        return row.sampling
+    if number < row.num_drafts:
+        forced = row.token_ids[row.num_tokens - row.num_drafts + number]
+        return msgspec.structs.replace(row.sampling, allowed=(forced,)) if row.are_drafts_forced else row.sampling
+    if row.allowed_bits is None:
+        return row.sampling
+    allowed = tuple(one for one in range(VOCAB_SIZE) if row.allowed_bits[one // 8] >> one % 8 & 1)
+    return msgspec.structs.replace(row.sampling, allowed=allowed)
 
 
 def _check_independence(batch: Batch, block_size: int) -> None:

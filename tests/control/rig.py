@@ -9,6 +9,7 @@ from loopwright.core.calls import CreateQueue, Generate, QueueCall, Sampling
 from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import ErrorInfo
+from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
@@ -39,11 +40,12 @@ class Rig:
         max_context: int = 1000,
         token_bytes: Sequence[bytes] = TOKEN_BYTES,
         config: ControlConfig | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.executor = FakeExecutor(num_blocks=num_blocks, num_slots=num_slots, max_context=max_context)
         self.clock = FakeClock()
         self.controller = Controller(
-            self.executor, token_bytes, model_info(self.executor), self.clock, config or ControlConfig()
+            self.executor, token_bytes, model_info(self.executor), self.clock, config or ControlConfig(), grammars
         )
 
     def open(self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,)) -> "RigRun":

@@ -2,7 +2,7 @@
 
 import json
 import random
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any
 
@@ -67,6 +67,9 @@ def assert_valid(schema: Any, text: bytes) -> None:
     Draft202012Validator(exact).validate(json.loads(text.decode(), parse_float=_exact))
 
 
-def _exact(text: str) -> int | Decimal:
-    number = Decimal(text)
+def _exact(text: str) -> int | float | Decimal:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent beyond 10^18
+        return float(text)
     return int(number) if number == number.to_integral_value() and abs(number.adjusted()) < 400 else number

@@ -6,7 +6,7 @@ import pytest
 from grammar_rig import compiled, is_accepted
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.pattern import PatternError, search_pattern, whole_pattern
+from loopwright.grammar.pattern import search_pattern, whole_pattern
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ from loopwright.grammar.pattern import PatternError, search_pattern, whole_patte
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_place(pattern: str, character: int, words: str) -> None:
-    with pytest.raises(PatternError, match=re.escape(words)) as caught:
+    with pytest.raises(BadRequest, match=re.escape(words)) as caught:
         search_pattern(pattern)
     assert f"character {character}:" in caught.value.message
     with pytest.raises(BadRequest) as refused:

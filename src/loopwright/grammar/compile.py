@@ -11,10 +11,10 @@ from llguidance import LLMatcher, LLParserLimits
 
 from loopwright.core.calls import MAX_GRAMMAR_BYTES, Grammar
 from loopwright.core.errors import BadRequest, LoopwrightError
-from loopwright.grammar.json_schema import Schema, SchemaError, read_schema, subschemas
+from loopwright.grammar.json_schema import Schema, read_schema, schema_error, subschemas
 from loopwright.grammar.lark import read_lark
 from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line
-from loopwright.grammar.pattern import PatternError, whole_pattern
+from loopwright.grammar.pattern import whole_pattern
 from loopwright.grammar.vocabulary import Vocabulary
 
 SCHEMA_OPTIONS: dict[str, object] = {
@@ -68,7 +68,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
                 raise BadRequest("there is no regular expression", field="grammar.source")
             try:
                 pattern = whole_pattern(grammar.source)
-            except PatternError as error:
+            except BadRequest as error:
                 raise BadRequest(error.message, field="grammar.source") from None
             return _started(LLMatcher.grammar_from_regex(pattern), vocabulary)
         case "lark":
@@ -83,7 +83,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
 def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
     matcher, fault = _try(_schema_grammar(schema), vocabulary)
     if fault is not None:
-        raise SchemaError(_locate(schema, fault, vocabulary), fault)
+        raise schema_error(_locate(schema, fault, vocabulary), fault)
     return TokenGrammar(vocabulary, matcher)
 
 

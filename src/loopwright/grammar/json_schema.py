@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.pattern import PatternError, is_unwritable, search_pattern
+from loopwright.grammar.pattern import is_unwritable, search_pattern
 
 Schema: TypeAlias = dict[str, object]
 Schemas: TypeAlias = list[tuple[str, object]]
@@ -37,36 +37,34 @@ _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema")
 
 
-class SchemaError(BadRequest):
-    """A schema that cannot be enforced. `pointer` (RFC 6901) says where."""
-
-    def __init__(self, pointer: str, what: str, hint: str = "") -> None:
-        super().__init__(f"JSON schema at #{pointer}: {what}", field=f"grammar.source#{pointer}", hint=hint)
-        self.pointer = pointer
+def schema_error(pointer: str, what: str, hint: str = "") -> BadRequest:
+    """For a schema that cannot be enforced: `pointer` (RFC 6901) says where, in the message and in the field. No
+    class of its own: an error has to keep its type over the wire."""
+    return BadRequest(f"JSON schema at #{pointer}: {what}", field=f"grammar.source#{pointer}", hint=hint)
 
 
 def read_schema(source: str) -> Schema:
-    """The schema that llguidance is to enforce. Raises SchemaError."""
+    """The schema that llguidance is to enforce. Raises BadRequest."""
     if not source.strip():
-        raise SchemaError("", "there is no schema")
+        raise schema_error("", "there is no schema")
     try:
         value = json.loads(source, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except ValueError as error:
-        raise SchemaError("", f"not JSON: {error}") from None
+        raise schema_error("", f"not JSON: {error}") from None
     except RecursionError:
-        raise SchemaError("", f"nested deeper than {MAX_DEPTH}") from None
+        raise schema_error("", f"nested deeper than {MAX_DEPTH}") from None
     return check_schema(value)
 
 
 def check_schema(value: object) -> Schema:
     """The same for a schema that is decoded, with its fractions as Decimal."""
     if not isinstance(value, dict):
-        raise SchemaError("", f"the schema is {_shown(value)}; it must be an object", _ANY_HINT)
+        raise schema_error("", f"the schema is {_shown(value)}; it must be an object", _ANY_HINT)
     checker = _Checker(value)
     checked = checker.check(value, "", 0)
     assert isinstance(checked, dict)
     if not checked.keys() - {"$defs", "definitions"}:
-        raise SchemaError("", "the schema is empty: it says nothing about the text", _ANY_HINT)
+        raise schema_error("", "the schema is empty: it says nothing about the text", _ANY_HINT)
     checker.check_references()
     schemas = list(_inner_first(checked, ""))
     _check_total_depth(schemas, checker.targets)
@@ -98,12 +96,12 @@ class _Checker:
     def check(self, schema: object, pointer: str, depth: int) -> object:
         """The schema as it is enforced."""
         if depth > MAX_DEPTH:
-            raise SchemaError(pointer, f"nested deeper than {MAX_DEPTH}")
+            raise schema_error(pointer, f"nested deeper than {MAX_DEPTH}")
         self._seen.add(pointer)
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise SchemaError(pointer, f"{_shown(schema)} is not a schema")
+            raise schema_error(pointer, f"{_shown(schema)} is not a schema")
         checked: Schema = {}
         for keyword, value in schema.items():
             at = f"{pointer}/{_escaped(keyword)}"
@@ -116,7 +114,7 @@ class _Checker:
             elif keyword == "$ref":
                 checked[keyword] = self._reference(value, at)
             else:
-                raise SchemaError(at, f"the keyword {keyword!r} is not supported")
+                raise schema_error(at, f"the keyword {keyword!r} is not supported")
         _check_min_properties(checked, pointer)
         return checked
 
@@ -129,26 +127,26 @@ class _Checker:
         """Raises for a reference that leads to no schema."""
         for at, target in self._references:
             if target not in self._seen:
-                raise SchemaError(at, f"{('#' + target)!r} is not a schema in this document")
+                raise schema_error(at, f"{('#' + target)!r} is not a schema in this document")
 
     def one(self, value: object, at: str, depth: int) -> object:
         return self.check(value, at, depth + 1)
 
     def many(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, list) or not value:
-            raise SchemaError(at, f"{_shown(value)} is not a list of at least one schema")
+            raise schema_error(at, f"{_shown(value)} is not a list of at least one schema")
         return [self.check(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
 
     def named(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, dict):
-            raise SchemaError(at, f"{_shown(value)} is not an object of schemas")
+            raise schema_error(at, f"{_shown(value)} is not an object of schemas")
         for name in value:
             _check_name(name, at)
         return {name: self.check(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
 
     def patterned(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, dict):
-            raise SchemaError(at, f"{_shown(value)} is not an object of schemas")
+            raise schema_error(at, f"{_shown(value)} is not an object of schemas")
         return {
             _pattern(pattern, f"{at}/{_escaped(pattern)}"): self.check(one, f"{at}/{_escaped(pattern)}", depth + 1)
             for pattern, one in value.items()
@@ -156,14 +154,14 @@ class _Checker:
 
     def _reference(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
-            raise SchemaError(at, f"{_shown(value)} is not a reference into this document", "start it with '#/'")
+            raise schema_error(at, f"{_shown(value)} is not a reference into this document", "start it with '#/'")
         self._references.append((at, unquote(value[1:])))
         return value
 
     def _is_identity(self, keyword: str, value: object, at: str) -> bool:
         """Whether the keyword only says what this document is."""
         if keyword == "$schema" and (not isinstance(value, str) or value.rstrip("#") not in _DIALECTS):
-            raise SchemaError(at, f"{_shown(value)} is not a known dialect", f"known are {' and '.join(_DIALECTS)}")
+            raise schema_error(at, f"{_shown(value)} is not a known dialect", f"known are {' and '.join(_DIALECTS)}")
         return keyword in ("$schema", "$id")
 
 
@@ -184,19 +182,19 @@ _APPLICATORS: dict[str, Callable[[_Checker, object, str, int], object]] = {
 def _type(value: object, at: str) -> object:
     for one in value if isinstance(value, list) and value else [value]:
         if one not in _TYPES:
-            raise SchemaError(at, f"{_shown(one)} is not a type; types are {', '.join(_TYPES)}")
+            raise schema_error(at, f"{_shown(one)} is not a type; types are {', '.join(_TYPES)}")
     return value
 
 
 def _number(value: object, at: str) -> object:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise SchemaError(at, f"{_shown(value)} is not a number")
+        raise schema_error(at, f"{_shown(value)} is not a number")
     if isinstance(value, int):
         if abs(value) > MAX_EXACT_INTEGER:
-            raise SchemaError(at, f"{value} is beyond ±2^53, where numbers can be enforced exactly")
+            raise schema_error(at, f"{value} is beyond ±2^53, where numbers can be enforced exactly")
         return value
     if Decimal(repr(float(value))) != value:
-        raise SchemaError(at, f"{value} has more digits than can be enforced exactly")
+        raise schema_error(at, f"{value} has more digits than can be enforced exactly")
     return float(value)
 
 
@@ -204,35 +202,35 @@ def _multiple(value: object, at: str) -> object:
     number = _number(value, at)
     assert isinstance(number, int | float)
     if number <= 0:
-        raise SchemaError(at, f"{number} is not above 0")
+        raise schema_error(at, f"{number} is not above 0")
     return number
 
 
 def _count(value: Any, at: str) -> int:  # noqa: ANN401 (JSON)
     is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_COUNT or value != int(value):
-        raise SchemaError(at, f"{_shown(value)} is not a whole number from 0 to {MAX_COUNT}")
+        raise schema_error(at, f"{_shown(value)} is not a whole number from 0 to {MAX_COUNT}")
     return int(value)
 
 
 def _pattern(value: object, at: str) -> str:
     if not isinstance(value, str):
-        raise SchemaError(at, f"{_shown(value)} is not a string")
+        raise schema_error(at, f"{_shown(value)} is not a string")
     try:
         return search_pattern(value)
-    except PatternError as error:
-        raise SchemaError(at, error.message) from None
+    except BadRequest as error:
+        raise schema_error(at, error.message) from None
 
 
 def _format(value: object, at: str) -> object:
     if not isinstance(value, str) or value not in FORMATS:
-        raise SchemaError(at, f"the format {_shown(value)} is not enforced; {', '.join(sorted(FORMATS))} are")
+        raise schema_error(at, f"the format {_shown(value)} is not enforced; {', '.join(sorted(FORMATS))} are")
     return value
 
 
 def _required(value: object, at: str) -> object:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len({*value}) < len(value):
-        raise SchemaError(at, f"{_shown(value)} is not a list of different strings")
+        raise schema_error(at, f"{_shown(value)} is not a list of different strings")
     for name in value:
         _check_name(name, at)
     return value
@@ -240,13 +238,13 @@ def _required(value: object, at: str) -> object:
 
 def _enum(value: object, at: str) -> object:
     if not isinstance(value, list) or not value:
-        raise SchemaError(at, f"{_shown(value)} is not a list of at least one value")
+        raise schema_error(at, f"{_shown(value)} is not a list of at least one value")
     return [_constant(one, f"{at}/{place}") for place, one in enumerate(value)]
 
 
 def _constant(value: object, at: str, depth: int = 0) -> object:
     if depth > MAX_DEPTH:
-        raise SchemaError(at, f"nested deeper than {MAX_DEPTH}")
+        raise schema_error(at, f"nested deeper than {MAX_DEPTH}")
     match value:
         case dict():
             for name in value:
@@ -255,7 +253,7 @@ def _constant(value: object, at: str, depth: int = 0) -> object:
         case list():
             return [_constant(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
         case str() if any(map(is_unwritable, value)):
-            raise SchemaError(at, f"{_shown(value)} has control characters, which are never written")
+            raise schema_error(at, f"{_shown(value)} has control characters, which are never written")
         case bool() | None | str():
             return value
     return _number(value, at)
@@ -291,7 +289,7 @@ def _check_min_properties(checked: Schema, pointer: str) -> None:
     assert isinstance(least, int)
     assert isinstance(required, list)
     if least > max(1, len(required)) and checked.get("additionalProperties", True) is not False:
-        raise SchemaError(
+        raise schema_error(
             f"{pointer}/minProperties",
             f"{least} different keys cannot be enforced beyond the required ones",
             "list the keys in required",
@@ -301,9 +299,9 @@ def _check_min_properties(checked: Schema, pointer: str) -> None:
 def _check_name(name: str, at: str) -> None:
     # JSON can write such characters in several ways, and a name must be known again however it is written.
     if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 for character in name):
-        raise SchemaError(at, f"the name {name!r} has control characters")
+        raise schema_error(at, f"the name {name!r} has control characters")
     if any("\ud800" <= character <= "\udfff" for character in name):
-        raise SchemaError(at, f"the name {name!r} is not valid Unicode")
+        raise schema_error(at, f"the name {name!r} is not valid Unicode")
 
 
 def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
@@ -313,7 +311,7 @@ def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
         heights[at] = 1 + max((heights[inner] for inner, _ in subschemas(one, at)), default=0)
     total = heights[""] + sum(heights.get(target, 0) for target in targets)
     if total > MAX_TOTAL_DEPTH:
-        raise SchemaError("", f"the schemas that are referred to are {total} deep together; at most {MAX_TOTAL_DEPTH}")
+        raise schema_error("", f"the schemas that are referred to are {total} deep together; at most {MAX_TOTAL_DEPTH}")
 
 
 _MAX_PASSES = 64
@@ -332,8 +330,8 @@ def _check_is_finite(schemas: Schemas) -> None:
             return
         waiting = [(at, one) for at, one in waiting if at not in finite]
         if len(finite) == num_before:
-            raise SchemaError("", "no text is ever complete: the schema requires itself")
-    raise SchemaError("", f"references lead on to references more than {_MAX_PASSES} times")
+            raise schema_error("", "no text is ever complete: the schema requires itself")
+    raise schema_error("", f"references lead on to references more than {_MAX_PASSES} times")
 
 
 def _inner_first(schema: object, pointer: str) -> Iterator[tuple[str, object]]:

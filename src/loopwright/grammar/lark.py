@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.json_schema import SchemaError, check_schema
+from loopwright.grammar.json_schema import check_schema
 
 _STRING = r'"(?:\\.|[^"\\\n])*"i?'
 _REGEX = r"/(?!/)(?:\\.|[^/\\\n])+/[imslux]*"
@@ -21,10 +21,6 @@ _PART = re.compile(
 )
 MAX_RULES = 1000  # llguidance recurses as deep as rules lead on to rules, on its thread's stack
 _DIRECTIVES = ("%ignore", "%import", "%json", "%regex")
-
-
-class LarkError(BadRequest):
-    """A grammar that cannot be enforced; the message says where."""
 
 
 def read_lark(source: str, schema_options: dict[str, object]) -> str:
@@ -48,7 +44,7 @@ def read_lark(source: str, schema_options: dict[str, object]) -> str:
             parts.append(" " + json.dumps({**schema, "x-guidance": schema_options}))
     num_rules += source.count(":", at)
     if num_rules > MAX_RULES:
-        raise LarkError(f"the grammar has {num_rules} rules; at most {MAX_RULES} are read", field="grammar.source")
+        raise BadRequest(f"the grammar has {num_rules} rules; at most {MAX_RULES} are read", field="grammar.source")
     return "".join(parts) + source[at:]
 
 
@@ -60,12 +56,12 @@ def _inline_schema(source: str, at: int) -> tuple[dict[str, object], int]:
     try:
         value, end = json.JSONDecoder(parse_float=Decimal).raw_decode(source, start)
         return check_schema(value), end
-    except SchemaError as error:
+    except BadRequest as error:
         raise _error(source, start, error.message) from None
     except ValueError as error:
         raise _error(source, start, f"%json without a schema: {error}") from None
 
 
-def _error(source: str, at: int, what: str) -> LarkError:
+def _error(source: str, at: int, what: str) -> BadRequest:
     line = source.count("\n", 0, at) + 1
-    return LarkError(f"grammar, line {line}: {what}", field="grammar.source")
+    return BadRequest(f"grammar, line {line}: {what}", field="grammar.source")

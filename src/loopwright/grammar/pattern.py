@@ -34,10 +34,6 @@ _CODE_POINT = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
 
 
-class PatternError(BadRequest):
-    """A pattern that cannot be enforced; the message says where and why."""
-
-
 def search_pattern(pattern: str) -> str:
     """For llguidance: the texts in which `pattern` matches somewhere, as JSON Schema reads it."""
     return _Reader(pattern, is_search=True).read()
@@ -219,9 +215,9 @@ class _Reader:
             self.at += len(text)
         return is_next
 
-    def _error(self, what: str, at: int) -> PatternError:
+    def _error(self, what: str, at: int) -> BadRequest:
         shown = self.pattern if len(self.pattern) <= 80 else self.pattern[:77] + "..."
-        return PatternError(f"regular expression {shown!r}, character {at}: {what}")
+        return BadRequest(f"regular expression {shown!r}, character {at}: {what}")
 
 
 def _literal(character: str) -> str:
