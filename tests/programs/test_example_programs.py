@@ -91,6 +91,22 @@ def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None
     in_loop(scenario)
 
 
+def test_json_answer_keeps_to_its_schema_in_fewer_steps_than_it_has_tokens(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "json_answer")
+            answer = json.loads(outcome.result)
+            assert list(answer) == ["capital", "continent", "confidence"]
+            assert answer["confidence"] in range(1, 6)
+            verdicts = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert [verdict["reason"] for verdict in verdicts] == ["grammar_end"]
+            assert verdicts[0]["is_island"] in ("yes", "no")
+            num_tokens = len(smollm2.text.tokenizer.encode(outcome.result))
+            assert len(engine.batches) < num_tokens  # though a second question was answered as well
+
+    in_loop(scenario)
+
+
 def test_react_searches_and_answers(smollm2: SmolLM2) -> None:
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, _):
