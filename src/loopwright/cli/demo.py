@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loopwright.cli.demo_search import search_tool
 from loopwright.cli.program_flags import read_source
-from loopwright.cli.run import run_here
+from loopwright.cli.run import prepare_here, run_here
 from loopwright.core.runs import RunSpec
 
 QUESTION = "Which river flows through Paris?"
@@ -22,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     source = read_source(arguments.program)
+    config, prepared = prepare_here(arguments.model)
     with search_tool() as url:
         spec = RunSpec(
             source=source,
             filename=Path(arguments.program).name,
             arguments={"question": arguments.question, "search_url": url},
         )
-        return run_here(spec, arguments.model)
+        return run_here(spec, config, prepared)

@@ -38,15 +38,19 @@ def run(arguments: argparse.Namespace) -> int:
         sandbox="native" if arguments.native else "wasm",
         seed=arguments.seed,
     )
-    return run_here(spec, arguments.model)
+    config, prepared = prepare_here(arguments.model, is_native=arguments.native)
+    return run_here(spec, config, prepared)
 
 
-def run_here(spec: RunSpec, model: str) -> int:
-    """Runs a program in a system of its own and prints its events. Returns the exit status."""
-    is_native = spec.sandbox == "native"
+def prepare_here(model: str, *, is_native: bool = False) -> tuple[Config, Prepared]:
+    """Begins what a system of one's own needs: before the caller starts threads, so that `prepare` may fork."""
     config = Config(model=model, runtime=RuntimeConfig(allows_native=is_native, needs_wasm=not is_native))
     with progress_bars() as report:
-        prepared = prepare(config, report)
+        return config, prepare(config, report)
+
+
+def run_here(spec: RunSpec, config: Config, prepared: Prepared) -> int:
+    """Runs a program in a system of its own and prints its events. Returns the exit status."""
     return asyncio.run(_run(spec, config, prepared))
 
 

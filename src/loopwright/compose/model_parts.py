@@ -8,7 +8,7 @@ import asyncio
 import gc
 import importlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from loopwright.compose.config import EngineConfig, num_cores
 from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
+from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor
 from loopwright.core.model_info import ModelInfo
 from loopwright.runtime.host import ModelText
@@ -28,6 +29,7 @@ from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
 
 if TYPE_CHECKING:
+    from loopwright.engine.decoded_ahead import DecodedAhead
     from loopwright.engine.executor import TorchExecutor
 
 Report = Callable[[str, float | None], None]
@@ -53,12 +55,14 @@ class ModelParts:
 
 
 @asynccontextmanager
-async def open_model(files: ModelFiles, config: EngineConfig) -> AsyncIterator[ModelParts]:
+async def open_model(
+    files: ModelFiles, config: EngineConfig, ahead: "DecodedAhead | None" = None
+) -> AsyncIterator[ModelParts]:
     """Loads weights and tokenizer side by side; closes the engine at the end."""
     num_threads = config.num_threads or num_cores()
     executor, tokenizer = await asyncio.gather(
-        on_daemon_thread(lambda: _load_executor(files.path, config, num_threads)),
-        on_daemon_thread(lambda: load_tokenizer(files.path)),
+        on_daemon_thread(lambda: _load_executor(files.path, config, num_threads, ahead)),
+        on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
     )
     try:
         yield ModelParts(
@@ -82,6 +86,19 @@ def import_engine() -> ModuleType:
             gc.enable()
 
 
+def decode_ahead(path: Path) -> "DecodedAhead | None":
+    """Begins to decode a model in a process of its own, where that helps; None where it does not. What is wrong with
+    the file is left to who loads it."""
+    from loopwright.engine.decoded_ahead import DecodedAhead, can_decode_ahead  # noqa: PLC0415 (needs numpy)
+
+    if path.is_dir():
+        return None
+    with suppress(OSError, LoopwrightError):
+        file = read_gguf(path)
+        return DecodedAhead(file) if can_decode_ahead(file, num_cores()) else None
+    return None
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that comes with a GGUF file or a folder."""
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(read_gguf(path).metadata)
@@ -93,9 +110,9 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
     return ModelText(info, tokenizer, ChatTemplate(source, tokenizer, SystemClock()) if source else None)
 
 
-def _load_executor(path: Path, config: EngineConfig, num_threads: int) -> "TorchExecutor":
+def _load_executor(path: Path, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None") -> "TorchExecutor":
     executor = import_engine().create_executor(
-        path, num_blocks=config.num_blocks, num_slots=config.num_slots, num_threads=num_threads
+        path, num_blocks=config.num_blocks, num_slots=config.num_slots, num_threads=num_threads, ahead=ahead
     )
     return cast("TorchExecutor", executor)
 

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
-from loopwright.compose.children import open_workers
 from loopwright.compose.config import Config, RuntimeConfig
-from loopwright.compose.model_parts import ModelParts, Report, import_engine, open_model
+from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
@@ -29,6 +29,9 @@ from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runne
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
+
+if TYPE_CHECKING:
+    from loopwright.engine.decoded_ahead import DecodedAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +68,21 @@ class Prepared:
 
     model: ModelFiles
     runner: RunnerFiles | None  # None: no Wasm sandbox
+    ahead: "DecodedAhead | None" = None  # what is being decoded already
 
 
 def prepare(config: Config, report: Report) -> Prepared:
     """Fetches the model and builds the runner, if the machine lacks them; `report` is told of long work.
 
-    For the main thread, outside of an event loop: there an interrupt ends it at once, whatever it waits for. Meanwhile
-    another thread imports the engine, unless other processes are to compute."""
-    if not config.num_runtime_workers:
-        Thread(target=_import_early, name="loopwright-import", daemon=True).start()
+    For the main thread, outside of an event loop: there an interrupt ends it at once, whatever it waits for. Then
+    another process decodes the weights and another thread imports the engine, unless other processes are to compute."""
     files = store.resolve(config.model, report)
-    return Prepared(files, prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None)
+    ahead = None
+    if not config.num_runtime_workers:
+        ahead = decode_ahead(files.path)  # a fork: before there are threads
+        Thread(target=_import_early, name="loopwright-import", daemon=True).start()
+    runner = prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None
+    return Prepared(files, runner, ahead)
 
 
 def _import_early() -> None:
@@ -87,6 +94,8 @@ def _import_early() -> None:
 async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[System | DistributedSystem]:
     """Starts everything the config asks for, and stops it at the end."""
     if config.num_runtime_workers:
+        from loopwright.compose.children import open_workers  # noqa: PLC0415 (sockets, which one process does without)
+
         with one_error():
             async with open_workers(config) as runs:
                 yield DistributedSystem(runs)
@@ -102,7 +111,7 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
             stack.push_async_callback(close_sandboxes, sandboxes)
-            model = await stack.enter_async_context(open_model(prepared.model, config.engine))
+            model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
             control = await stack.enter_async_context(open_control(model, config.control))
             launcher = make_launcher(control, model.text, sandboxes, config.runtime)
             yield System(await stack.enter_async_context(launcher), control, model)

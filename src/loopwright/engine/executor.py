@@ -12,6 +12,7 @@ import torch
 
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
+from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
 from loopwright.engine.model_runner import ModelRunner
@@ -58,11 +59,22 @@ class TorchExecutor:
 
 
 def create_executor(
-    path: Path, *, num_blocks: int, num_slots: int, num_threads: int | None = None, attention: str = "sdpa"
+    path: Path,
+    *,
+    num_blocks: int,
+    num_slots: int,
+    num_threads: int | None = None,
+    attention: str = "sdpa",
+    ahead: DecodedAhead | None = None,
 ) -> TorchExecutor:
-    """Loads the model at `path` (a GGUF file or a Hugging Face folder) and starts its executor.
+    """Loads the model at `path` (a GGUF file or a Hugging Face folder) and starts its executor. `ahead` is the same
+    file, if somebody has begun to decode it.
 
     Raises BadRequest and Unavailable as `load_model` and `make_attention` do."""
     return TorchExecutor(
-        load_model(path), num_blocks=num_blocks, num_slots=num_slots, num_threads=num_threads, attention=attention
+        load_model(path, ahead),
+        num_blocks=num_blocks,
+        num_slots=num_slots,
+        num_threads=num_threads,
+        attention=attention,
     )

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.dequantize import Bytes, Floats, dequantize
 from loopwright.engine.gguf_config import config_from_gguf
 from loopwright.engine.hf_config import config_from_hf
@@ -29,29 +30,43 @@ from loopwright.weights.hf_folder import HfFolder, read_hf_folder
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of a file: its shape, how it is stored, and how to get its bytes."""
+    """A tensor of a file: its shape, how it is stored, how to get its bytes, and its values if they are here."""
 
     shape: tuple[int, ...]
     kind: str
     read: Callable[[], Bytes]
+    decoded: Floats | None = None
+
+    def write(self, name: str, expert: tuple[int, int] | None, out: Floats) -> None:
+        """Its values, or those of one of its equal slices, (number, count), to `out`."""
+        number, count = expert or (0, 1)
+        if self.decoded is not None:
+            out.reshape(-1)[:] = self.decoded.reshape(count, -1)[number]
+        else:
+            dequantize(name, self.kind, self.read().reshape(count, -1)[number], out)
 
 
-def load_model(path: Path) -> LoadedModel:
-    """The model at `path`, with its weights in float32.
+def load_model(path: Path, ahead: DecodedAhead | None = None) -> LoadedModel:
+    """The model at `path`, with its weights in float32, of which some may be decoded already.
 
     Raises BadRequest for a model that this engine cannot run and Unavailable for files that are damaged or cannot be
     read; the message names the file, key or tensor."""
-    return _load_hf_folder(read_hf_folder(path)) if path.is_dir() else _load_gguf(read_gguf(path))
+    if path.is_dir():
+        return _load_hf_folder(read_hf_folder(path))
+    return _load_gguf(ahead.file, ahead.arrays()) if ahead else _load_gguf(read_gguf(path), {})
 
 
-def _load_gguf(file: GgufFile) -> LoadedModel:
+def _load_gguf(file: GgufFile, decoded: Mapping[str, Floats]) -> LoadedModel:
     architecture = find_architecture(str(file.metadata.get("general.architecture")))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadRequest(f"{file.path} has no matrix 'token_embd.weight'")
     config = config_from_gguf(file.metadata, architecture.name, embedding.shape[0], file.tensors)
     data: Bytes = np.memmap(file.path, np.uint8, mode="r")
-    stored = {name: _Stored(info.shape, info.kind, partial(_slice, data, info)) for name, info in file.tensors.items()}
+    stored = {
+        name: _Stored(info.shape, info.kind, partial(_slice, data, info), decoded.get(name))
+        for name, info in file.tensors.items()
+    }
     ropes = make_ropes(config)
     if factors := stored.get("rope_freqs.weight"):
         ropes = _divided(ropes, _divisors(str(file.path), config, factors))
@@ -62,7 +77,7 @@ def _divisors(origin: str, config: ModelConfig, factors: _Stored) -> Tensor:
     """How GGUF files carry Llama 3 scaling: what each frequency is divided by, [head_dim / 2]."""
     divisors = np.empty(config.head_dim // 2, np.float32)
     _check_shape(origin, "rope_freqs.weight", factors, divisors.shape)
-    dequantize("rope_freqs.weight", factors.kind, factors.read(), divisors)
+    factors.write("rope_freqs.weight", None, divisors)
     return torch.from_numpy(divisors)
 
 
@@ -105,7 +120,7 @@ def _assemble(
     for spec in specs:
         for part in spec.parts:
             _check_part(origin, part.hf if is_hf else part.gguf, (part.num_rows, *spec.shape[1:]), stored)
-    weights = {spec.name: torch.empty(spec.shape) for spec in specs}
+    weights = {spec.name: _weight(spec, stored, is_hf=is_hf) for spec in specs}
     fills = [fill for spec in specs for fill in _fills(spec, weights[spec.name], stored, is_hf=is_hf)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         largest_first = sorted(fills, key=lambda fill: -fill.out.size)
@@ -130,6 +145,15 @@ def _check_shape(origin: str, name: str, source: _Stored, shape: tuple[int, ...]
         raise BadRequest(f"{origin}: tensor {name!r} has shape {list(source.shape)}; the config wants {list(shape)}")
 
 
+def _weight(spec: WeightSpec, stored: Mapping[str, _Stored], *, is_hf: bool) -> Tensor:
+    """Memory for a weight: that of its decoded tensor, if that is the whole of it as it is."""
+    part = spec.parts[0].hf if is_hf else spec.parts[0].gguf
+    decoded = stored[part.name].decoded
+    if decoded is None or len(spec.parts) > 1 or part != StoredPart(part.name):
+        return torch.empty(spec.shape)
+    return torch.from_numpy(decoded).view(spec.shape)
+
+
 def _fills(spec: WeightSpec, weight: Tensor, stored: Mapping[str, _Stored], *, is_hf: bool) -> Iterator["_Fill"]:
     rows: Floats = weight.numpy()
     start = 0
@@ -141,24 +165,21 @@ def _fills(spec: WeightSpec, weight: Tensor, stored: Mapping[str, _Stored], *, i
 
 @dataclass(frozen=True, slots=True)
 class _Fill:
-    """Decodes one part of a weight into its rows."""
+    """Writes one part of a weight into its rows."""
 
     part: StoredPart
     source: _Stored
     out: Floats
 
     def run(self) -> None:
-        data = self.source.read()
-        if self.part.expert is not None:
-            number, count = self.part.expert
-            data = data.reshape(count, -1)[number]
-        if self.part.num_halved_heads:
+        part = self.part
+        if part.num_halved_heads:
             halves = np.empty_like(self.out)
-            dequantize(self.part.name, self.source.kind, data, halves)
+            self.source.write(part.name, part.expert, halves)
             # [num_heads, head_dim / 2, 2, inputs]; a vector has one input
-            pairs = halves.reshape(self.part.num_halved_heads, 2, -1, prod(self.out.shape[1:])).swapaxes(1, 2)
+            pairs = halves.reshape(part.num_halved_heads, 2, -1, prod(self.out.shape[1:])).swapaxes(1, 2)
             self.out.reshape(pairs.shape)[:] = pairs
-        else:
-            dequantize(self.part.name, self.source.kind, data, self.out)
-        if self.part.offset:
-            np.add(self.out, self.part.offset, out=self.out)
+        elif self.source.decoded is None or not np.may_share_memory(self.source.decoded, self.out):
+            self.source.write(part.name, part.expert, self.out)
+        if part.offset:
+            np.add(self.out, part.offset, out=self.out)

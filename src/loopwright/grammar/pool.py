@@ -9,12 +9,14 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from loopwright.core.calls import Grammar
 from loopwright.core.grammars import CompiledGrammar
-from loopwright.grammar.compile import compile_grammar
-from loopwright.grammar.vocabulary import Vocabulary
 from loopwright.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from loopwright.grammar.vocabulary import Vocabulary
 
 MAX_CACHED = 128
 STACK_BYTES = 128 << 20  # llguidance recurses along references: those that pass the checks need a third of it
@@ -50,11 +52,16 @@ class GrammarPool:
         self._threads.shutdown(cancel_futures=True)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        from loopwright.grammar.compile import compile_grammar  # noqa: PLC0415 (see `_vocabulary`)
+
         return compile_grammar(grammar, self._vocabulary)
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._tokenizer, self._vocab_size)  # on the one thread, when the first grammar comes
+    def _vocabulary(self) -> "Vocabulary":
+        """Made on the one thread, when the first grammar comes: llguidance is imported then as well."""
+        from loopwright.grammar.vocabulary import Vocabulary  # noqa: PLC0415
+
+        return Vocabulary(self._tokenizer, self._vocab_size)
 
 
 def _threads_with_deep_stacks() -> ThreadPoolExecutor:

@@ -1,66 +1,38 @@
-"""The one way out for a program's HTTP. Never decides what is permitted: it asks Permissions before every exchange.
+"""The one way out for a program's HTTP. Never speaks it: its client does. Called by the host.
 
-Called by the host. Redirects are handed to the program, which must be permitted to follow them.
+The client is made on a thread when the first program asks for it: httpx, and the certificates that it loads, take more
+than a tenth of a second, which no start should wait for and no neighbour.
 """
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
-import httpx
-
-from loopwright.core.errors import BadRequest, LimitExceeded, Unavailable
 from loopwright.core.host_calls import HttpRequest
 from loopwright.runtime.permissions import Permissions
 
-MAX_BODY_BYTES = 4 << 20
+if TYPE_CHECKING:
+    from loopwright.runtime.http_client import HttpClient
 
 
 class Egress:
-    """A shared HTTP client without cookies, proxies or redirects."""
+    """One client for all runs. Used on one event loop."""
 
     def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=256, max_keepalive_connections=32)
-        self._client = httpx.AsyncClient(follow_redirects=False, trust_env=False, limits=limits)
+        self._client: asyncio.Task[HttpClient] | None = None
 
     async def request(self, call: HttpRequest, permissions: Permissions) -> dict[str, Any]:
-        """{status, headers, text}. Raises PermissionDenied, BadRequest (URL), LimitExceeded (body), Unavailable."""
-        url = _permitted_url(call.url, permissions)
-        url = url.copy_merge_params(call.params) if call.params else url
-        content = call.body.encode() if call.body is not None else None
-        try:
-            request = self._client.build_request(
-                call.method, url, headers=call.headers, content=content, timeout=call.timeout_s
-            )
-            response = await self._client.send(request, stream=True)
-            try:
-                body = await _read(response, call.url)
-            finally:
-                await response.aclose()
-        except httpx.TimeoutException:
-            raise Unavailable(f"{call.method} {call.url}: no answer in {call.timeout_s} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError) as error:
-            raise Unavailable(f"{call.method} {call.url}: {error or type(error).__name__}") from None
-        text = body.decode(response.encoding or "utf-8", errors="replace")
-        return {"status": response.status_code, "headers": dict(response.headers), "text": text}
+        """As `HttpClient.request`."""
+        if self._client is None:
+            self._client = asyncio.create_task(asyncio.to_thread(_make_client))
+        client = await asyncio.shield(self._client)
+        return await client.request(call, permissions)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._client is not None:
+            await (await self._client).close()
 
 
-def _permitted_url(text: str, permissions: Permissions) -> httpx.URL:
-    try:
-        url = httpx.URL(text)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise BadRequest(f"{text[:200]!r} is not a URL: {error}", field="url") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise BadRequest(f"{text[:200]!r} is not an http or https URL", field="url")
-    permissions.check_http(url.host, url.port or (443 if url.scheme == "https" else 80))
-    return url
+def _make_client() -> "HttpClient":
+    from loopwright.runtime.http_client import HttpClient  # noqa: PLC0415 (see above)
 
-
-async def _read(response: httpx.Response, url: str) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise LimitExceeded(f"{url}: the body is longer than {MAX_BODY_BYTES} bytes")
-    return bytes(body)
+    return HttpClient()
