@@ -144,7 +144,7 @@ def test_a_dead_model_worker_ends_every_request_with_an_error(server: Server):
                 assert "the model worker died; restart the server" in answer.json()["error"]["message"]
 
     asyncio.run(scenario())
-    assert "the model process ended with status -9: restart the server" in server.running.err
+    server.running.until(lambda: "the model process ended with status -9: restart the server" in server.running.err)
     assert "Traceback" not in server.running.err
 
 

@@ -9,7 +9,7 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run's limits. Sizes say their unit; times are in seconds."""
 
-    memory_mb: int = 64  # linear memory of the sandboxed instance
+    memory_mb: int = 64  # MiB of linear memory beyond what every instance of the runner has
     seconds: float = 300.0  # wall time from start to end
     cpu_seconds: float = 60.0  # time spent inside the sandbox
     max_pages: int = 1024  # KV pages held at once

@@ -9,6 +9,7 @@ wrap them. Never decides when to poll, and knows no limit. Used by `wasm`; docs/
 import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_size_t, c_void_p, cast, string_at
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +25,7 @@ from loopwright.runtime.sandboxes.wasm_engine import (
     WASI_POLL_FUNCTIONS,
     WASI_POLL_INTERFACE,
     new_store,
+    runner_memory,
 )
 
 KNOWN_VERSION = "50.0.1"
@@ -79,9 +81,14 @@ class FiberHost:
         self._continue = _Continue(lambda address: self._fibers[address].finish_wait())
         self._linker = self._new_linker()
 
-    def instantiate(self) -> ParkedInstance:
+    @cached_property
+    def runner_memory(self) -> int:
+        """Bytes of linear memory of an instance in which nothing has run."""
+        return runner_memory(lambda max_memory: self.instantiate(max_memory).close())
+
+    def instantiate(self, max_memory: int = -1) -> ParkedInstance:
         """A new instance. Raises WasmtimeError."""
-        store = new_store(self._engine)
+        store = new_store(self._engine, max_memory)
         # Declared as returning an error, and returns nothing: what comes back is not a pointer.
         bindings.wasmtime_context_epoch_deadline_async_yield_and_update(store._context(), 1)
         raw, error = bindings.wasmtime_component_instance_t(), POINTER(_Error)()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -29,6 +30,7 @@ from loopwright.runtime.sandboxes.wasm_engine import (
     load_compiled,
     new_engine,
     new_store,
+    runner_memory,
     trap_message,
 )
 
@@ -151,12 +153,19 @@ class Slot:
         self._loop = asyncio.get_running_loop()
         self._guest, self._fault = guest, None
         self._is_interrupted.clear()
-        self._store = new_store(self._engine)
         try:
-            self._instance = self._linker.instantiate(self._store, self._component)
+            self._store, self._instance = self._instantiate()
         except WasmtimeError as error:
             raise Overloaded(f"no room for another program: {str(error).splitlines()[0]}") from error
-        self._store.set_limits(memory_size=limits.memory_mb << 20)
+        self._store.set_limits(memory_size=self._runner_memory + (limits.memory_mb << 20))
+
+    @cached_property
+    def _runner_memory(self) -> int:
+        return runner_memory(lambda max_memory: self._instantiate(max_memory)[0].close())
+
+    def _instantiate(self, max_memory: int = -1) -> tuple[Store, Instance]:
+        store = new_store(self._engine, max_memory)
+        return store, self._linker.instantiate(store, self._component)
 
     def close(self) -> None:
         """Drops the instance."""

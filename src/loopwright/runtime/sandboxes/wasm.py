@@ -102,7 +102,7 @@ class WasmSandbox:
         except WasmtimeError as error:
             reason = str(error).splitlines()[0]
             raise Overloaded(f"no room for a program beside {self._num_live} others: {reason}") from error
-        parked.store.set_limits(memory_size=limits.memory_mb << 20)
+        parked.store.set_limits(memory_size=self._host.runner_memory + (limits.memory_mb << 20))
         return parked
 
 

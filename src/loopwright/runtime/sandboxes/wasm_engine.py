@@ -3,6 +3,7 @@
 Never runs a program. Used by `runner_build`, `fibers` and `reentrant`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from wasmtime import Config, Engine, ExitTrap, Store, WasiConfig, WasmtimeError
@@ -24,6 +25,8 @@ BLOCKED = "the program waited outside asyncio (select, poll or a socket), which 
 
 LARGE_TICKS = 1 << 40
 
+MAX_RUNNER_MIB = 256
+
 
 def new_engine() -> Engine:
     """An engine whose guests can be interrupted by ticks of its epoch."""
@@ -38,12 +41,29 @@ def load_compiled(engine: Engine, compiled: Path) -> Component:
     return Component.deserialize_file(engine, str(compiled))
 
 
-def new_store(engine: Engine) -> Store:
-    """A store whose guest has clocks and random numbers, and no file, argument, variable, socket or terminal."""
+def new_store(engine: Engine, max_memory: int = -1) -> Store:
+    """A store whose guest has clocks and random numbers, and no file, argument, variable, socket or terminal, and at
+    most `max_memory` bytes of linear memory; -1 is no limit."""
     store = Store(engine)
+    store.set_limits(memory_size=max_memory)
     store.set_wasi(WasiConfig())
     store.set_epoch_deadline(LARGE_TICKS)
     return store
+
+
+def runner_memory(instantiate: Callable[[int], object]) -> int:
+    """Bytes of linear memory, rounded up to MiB, that an instance has before it runs anything: the least limit under
+    which `instantiate` makes one. Every program shares them, so that no limit of a program's counts them."""
+    too_small_mib, enough_mib = 0, MAX_RUNNER_MIB
+    while enough_mib - too_small_mib > 1:
+        middle_mib = (too_small_mib + enough_mib) // 2
+        try:
+            instantiate(middle_mib << 20)
+        except WasmtimeError:
+            too_small_mib = middle_mib
+        else:
+            enough_mib = middle_mib
+    return enough_mib << 20
 
 
 def trap_message(error: WasmtimeError) -> str:
