@@ -246,11 +246,11 @@ class Fiber:
 
     def drop(self) -> ParkedInstance:
         """Ends the guest wherever it is. The instance, which nothing runs in any more, is the caller's to close."""
-        self.is_dropped = True
         bindings.wasmtime_call_future_delete(self._future)
         for value in self._args:
             bindings.wasmtime_component_val_delete(byref(value))
         self._forget()
+        self.is_dropped = True  # after it is forgotten: another thread may be checking
         return self._parked
 
     def begin_wait(self, timeout_ms: int, results: Any) -> None:
