@@ -264,3 +264,22 @@ def test_random_numbers_differ_from_run_to_run(wasm: Bench) -> None:
     source = "import random, uuid\nasync def main():\n    return [random.random(), str(uuid.uuid4())]\n"
     first, second = wasm.run(source), wasm.run(source)
     assert not set(json.loads(first)) & set(json.loads(second))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("'\\ud800'", "emit_text: a text holds half of a surrogate pair, U+D800"),
+        ("float('nan')", "emit_text: Out of range"),
+    ],
+)
+def test_what_json_cannot_hold_is_an_error_at_the_line_that_sends_it(anywhere: Bench, value: str, message: str) -> None:
+    body = f"""
+    from loopwright import BadRequest, emit_text
+    try:
+        emit_text({value})
+    except BadRequest as error:
+        emit_text("caught")
+        return str(error)
+"""
+    assert message in anywhere.run(program(body))

@@ -27,6 +27,9 @@ from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.stream import detokenize
 from loopwright.text.tokenizer import Tokenizer
 
+MAX_CHARS_ON_LOOP = 8192
+"""Text that is tokenized on the event loop's thread: two milliseconds' worth."""
+
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -154,11 +157,12 @@ class Host:
             case calls.Describe():
                 self._answer(handle, call, self._describe(call))
             case calls.Tokenize():
-                self._answer(handle, call, {"tokens": self._tokenize(call)})
+                self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
             case calls.Detokenize():
                 self._answer(handle, call, {"text": self._detokenize(call)})
             case calls.RenderChat():
-                self._answer(handle, call, {"tokens": self._render_chat(call)})
+                size = sum(len(message.content) for message in call.messages)
+                self._answer_text(handle, call, size, lambda: {"tokens": self._render_chat(call)})
             case calls.Segment():
                 self._begin_segment(handle, call)
             case calls.HttpRequest():
@@ -175,6 +179,15 @@ class Host:
             case _:  # the rest of the union is control's
                 self._open[handle] = OpenCall(wants_answer=call.answer)
                 self._session.submit(CallId(handle), call)
+
+    def _answer_text(
+        self, handle: int, call: calls.Tokenize | calls.RenderChat, num_chars: int, work: Callable[[], object]
+    ) -> None:
+        """Answers at once, or from a thread when it takes so long that other programs would notice."""
+        if num_chars <= MAX_CHARS_ON_LOOP:
+            self._answer(handle, call, work())
+        else:
+            self._spawn(handle, call, asyncio.to_thread(work))
 
     def _describe(self, call: calls.Describe) -> dict[str, Any]:
         if call.model not in ("", self._model.info.name):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from loopwright.sdk.errors import error_from_data
+from loopwright.sdk.errors import BadRequest, error_from_data
 
 Operation = dict[str, Any]
 
@@ -82,7 +82,7 @@ class Port:
     def _send(self, op: Operation) -> int:
         if self._is_closed:
             raise RuntimeError(_OVER)
-        return self._submit(json.dumps(op, separators=(",", ":")))
+        return self._submit(_encoded(op))
 
     def _forget(self, handle: int, future: "asyncio.Future[Any]") -> None:
         self._futures.pop(handle, None)
@@ -162,3 +162,16 @@ def current_port() -> Port:
 def set_current_port(port: Port) -> None:
     """Called by the sandbox before the program starts."""
     _port.set(port)
+
+
+def _encoded(op: Operation) -> str:
+    """The call as JSON. Raises BadRequest for what JSON cannot hold, here, where the program's line is known."""
+    try:
+        text = json.dumps(op, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = ord(error.object[error.start])
+        raise BadRequest(f"{op['op']}: a text holds half of a surrogate pair, U+{surrogate:04X}") from None
+    except ValueError as error:  # a number that is not finite, or a value inside itself
+        raise BadRequest(f"{op['op']}: {error}") from None
+    return text
