@@ -21,6 +21,7 @@ from wasmtime.component import Component
 
 import loopwright.sdk
 from loopwright.core.errors import Unavailable
+from loopwright.runtime.sandboxes import immortal
 from loopwright.runtime.sandboxes.wasm_engine import CONFIG, new_engine
 
 Progress: TypeAlias = Callable[[str, float | None], None]
@@ -64,7 +65,9 @@ def prepare_runner(cache_dir: Path, progress: Progress) -> RunnerFiles:
 
 def compile_component(component: str, output: str) -> None:
     """Writes a component as machine code for this machine; the body of the process that `prepare_runner` starts."""
-    Path(output).write_bytes(Component.from_file(new_engine(), component).serialize())
+    compiled = Component.from_file(new_engine(), component).serialize()
+    immortal.make_immortal(compiled)
+    Path(output).write_bytes(compiled)
 
 
 def runner_files(folder: Path) -> RunnerFiles:
@@ -73,7 +76,8 @@ def runner_files(folder: Path) -> RunnerFiles:
         *(part for path in _sources() for part in (path.name.encode(), path.read_bytes())),
         version("componentize-py").encode(),
     )
-    machine_key = _digest(source_key, version("wasmtime"), repr(sorted(CONFIG.items())), _cpu_features())
+    engine_key = (version("wasmtime"), repr(sorted(CONFIG.items())), Path(immortal.__file__).read_bytes())
+    machine_key = _digest(source_key, *engine_key, _cpu_features())
     return RunnerFiles(folder / f"runner-{source_key}.wasm", folder / f"runner-{machine_key}.cwasm")
 
 
