@@ -31,7 +31,7 @@ def test_segments_of_many_runs_share_every_step_and_equal_their_solo_runs() -> N
 
 
 def test_rows_of_one_token_go_first_and_prompts_share_the_rest_of_the_budget() -> None:
-    rig = Rig(config=ControlConfig(max_batch_rows=4, max_batch_tokens=10))
+    rig = Rig(config=ControlConfig(max_batch_rows=4, max_batch_tokens=10, prefix_cache=False))
     run = rig.open("a", queues=(1, 2, 3, 4))
     decoding = [run.submit(generate((5,), queue=n, grow_from=n * 100, max_tokens=50)) for n in (1, 2)]
     rig.step()

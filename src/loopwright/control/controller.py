@@ -68,7 +68,7 @@ class Controller:
         self._config = config
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
-        self._resources = ResourceManager(shape)
+        self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(config, self._resources)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
@@ -163,6 +163,8 @@ class Controller:
         """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
+        for _, private in step.private:
+            private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         for call in step.calls:
             self._fail(call, info)
@@ -314,6 +316,8 @@ class Controller:
         except LoopwrightError as error:  # its grammar cannot go on
             self._fail(call, error.info())
             return
+        if feed.has_run_many and not is_over:
+            self._resources.record(call)
         if not isinstance(feed, SegmentFeed):
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))

@@ -89,6 +89,21 @@ class NameTable(Generic[NameT, IdT]):
                 resource.id = self._pool.take()
                 self.num_backed += 1
 
+    def back_with(self, resources: Iterable[Resource[IdT]], units: Iterable[IdT]) -> None:
+        """Gives each, which has none, a unit that the caller has taken for it."""
+        for resource, unit in zip(resources, units, strict=True):
+            assert resource.id is None
+            resource.id = unit
+            self.num_backed += 1
+
+    def replace(self, resource: Resource[IdT]) -> tuple[IdT, IdT]:
+        """Gives the resource a fresh unit for its old one; returns both, the old one first. As `back`."""
+        old, fresh = resource.id, self._pool.take()
+        assert old is not None
+        self._pool.give(old)
+        resource.id = fresh
+        return old, fresh
+
     def bind_backed(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
         """As `bind_new`, each with its unit. Raises also what says that the pool has too few now."""
         self.check_bindable(names, field)

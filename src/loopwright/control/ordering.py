@@ -8,7 +8,7 @@ Called by the controller when a call is issued, fails or is over. The rules:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from loopwright.control.feeds import Feed
 from loopwright.control.inbox import Inbox
@@ -16,6 +16,9 @@ from loopwright.core.batch import EmbedRow, HeadRow
 from loopwright.core.calls import ClearQueue, QueueCall
 from loopwright.core.errors import ErrorInfo, Poisoned
 from loopwright.core.ids import BlockId, CallId, PageName, QueueName, RunId, SlotId
+
+if TYPE_CHECKING:
+    from loopwright.control.page_content import PageContent
 
 IdT = TypeVar("IdT", bound=int)
 
@@ -28,13 +31,14 @@ class Resource(Generic[IdT]):
 
     `id` is the block or slot behind it; a page that a forward binds has none until that forward starts."""
 
-    __slots__ = ("id", "num_holds", "num_names", "readers", "taints", "writer", "written")
+    __slots__ = ("content", "id", "num_holds", "num_names", "readers", "taints", "writer", "written")
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
         self.written = 0  # bit i: offset i has been written since the block was taken
+        self.content: PageContent | None = None  # of a page: what is known of its KV
         self.writer: OpenCall | None = None  # the last one issued, if not over
         self.readers: dict[OpenCall, None] = {}  # not over, issued since the last writer, in order
         self.taints: dict[CallQueue, ErrorInfo] = {}  # what a reader fails with, by the queue that failed to write

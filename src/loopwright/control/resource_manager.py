@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from loopwright.control.block_pool import BlockPool
 from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
 from loopwright.control.ordering import OpenCall, Page, Resource
+from loopwright.control.page_content import Prefix
 from loopwright.control.pool import Pool
+from loopwright.control.prefixes import Cached, Prefixes
+from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,
@@ -42,24 +46,35 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
+    root: Prefix  # before the first page: whose pages they are
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateCopy:
+    """A page that others share and a call is about to write gets a block of its own, once `copy` has run."""
+
+    page: Page
+    copy: BlockCopy
 
 
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
-    def __init__(self, shape: EngineShape) -> None:
+    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True) -> None:
         self.shape = shape
-        self.blocks = Pool(BlockId(number) for number in range(shape.num_blocks))
+        self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
+        self._prefixes = Prefixes(self.blocks, shape.block_size, binds=prefix_cache)
+        self._copies: list[PrivateCopy] = []
         self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> Holdings:
-        """Begins a run that holds nothing."""
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
+        """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
         assert run_id not in self._holdings, f"run {run_id} is open"
         pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
         embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds)
+        self._holdings[run_id] = Holdings(pages, embeds, Prefix(tenant))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -134,24 +149,47 @@ class ResourceManager:
     def secure(self, call: OpenCall) -> bool:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
 
+        Inputs that the prefix cache has need not run. Pages that others share and the call writes are its own now; if
+        that takes copies, which `take_copies` returns, they run before the call does.
         A segment binds names as it needs pages: raises BadRequest if one is bound, OutOfPages beyond a limit."""
         if isinstance(call.work, Feed):
             return self._secure_feed(call, call.work)
         table = self._holdings[call.run_id].pages
-        if not table.can_back(sum(page.id is None for page in call.pages)):
+        num_shared = self._num_shared(call.page_writes)
+        if not table.can_back(num_shared + sum(page.id is None for page in call.pages)):
             return False
         table.back(call.pages)
+        if isinstance(call.call, CopyPage | ShiftKv):
+            first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
+            self._make_writable(table, call.page_writes, first % self.shape.block_size)
         return True
+
+    def take_copies(self) -> list[PrivateCopy]:
+        """What has to run before the call that was secured last."""
+        taken, self._copies = self._copies, []
+        return taken
+
+    def advance(self, call: OpenCall) -> int:
+        """How many calls issued earlier a feed may overtake, for what the prefix cache has of it."""
+        assert isinstance(call.work, Feed)
+        return self._prefixes.advance(call, call.work, self._holdings[call.run_id].root)
+
+    def record(self, call: OpenCall) -> None:
+        """Notes what a feed wrote, so that others need not compute it again."""
+        assert isinstance(call.work, Feed)
+        self._prefixes.record(call, call.work, self._holdings[call.run_id].root)
 
     def mark_written(self, call: OpenCall) -> None:
         """Notes what a call that is over wrote. A feed that failed wrote what its finished chunks did."""
         if isinstance(call.work, Feed):
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
+            self.record(call)
         if call.failure is not None:
             return
         if isinstance(call.call, CopyPage):
             offset = call.call.target_offset
             call.pages[1].written |= _range_bits(offset, offset + call.call.size)
+            self._prefixes.record_copy(call.call, *call.pages)
         elif isinstance(call.call, EmbedText | Forward):
             for embed in call.embed_writes:
                 embed.written = 1
@@ -192,7 +230,7 @@ class ResourceManager:
                 )
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
-        table = self._holdings[call.run_id].pages
+        table, root, size = self._holdings[call.run_id].pages, self._holdings[call.run_id].root, self.shape.block_size
         num_held = len(feed.block_ids)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_new = max(0, num_needed - len(call.pages))
@@ -203,7 +241,14 @@ class ResourceManager:
             first = call.call.grow_from + len(call.grown)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
-        if not table.can_back(num_new + sum(page.id is None for page in needed)):
+        cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
+        num_cached, num_before = len(cached.blocks), feed.kv_len // size
+        first_written = max(num_held, num_before + num_cached)
+        num_fresh = num_new + sum(page.id is None for page in needed) - num_cached
+        self.blocks.share(cached.blocks)
+        if not table.can_back(num_fresh + self._num_shared(call.pages[first_written:num_needed])):
+            for block in cached.blocks:
+                self.blocks.give(block)
             return False
         if num_new:
             fresh = table.bind_new(names, "grow_from")
@@ -214,9 +259,30 @@ class ResourceManager:
             call.pages += fresh
             call.page_writes += fresh
             needed += fresh
+        if num_cached:
+            pages = call.pages[num_before : num_before + num_cached]
+            table.back_with(pages, cached.blocks)
+            self._prefixes.bind(pages, cached)
+            feed.skip(num_cached * size)
         table.back(needed)
+        self._make_writable(table, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
         feed.block_ids.extend(page.id for page in needed if page.id is not None)
         return True
+
+    def _num_shared(self, pages: Sequence[Page]) -> int:
+        return sum(page.id is not None and self.blocks.num_others(page.id) > 0 for page in pages)
+
+    def _make_writable(self, table: NameTable[PageName, BlockId], pages: Sequence[Page], offset: int) -> None:
+        """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written."""
+        for place, page in enumerate(pages):
+            assert page.id is not None
+            if page.content is not None:
+                page.content.cut(0 if place else offset)
+            if self.blocks.num_others(page.id) == 0:
+                self.blocks.disown(page.id)
+            else:
+                old, fresh = table.replace(page)
+                self._copies.append(PrivateCopy(page, BlockCopy(old, fresh, 0, 0, self.shape.block_size)))
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size

@@ -11,7 +11,7 @@ import msgspec
 
 from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
-from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.resource_manager import PrivateCopy, ResourceManager
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import CopyPage, ShiftKv
@@ -24,6 +24,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
+    prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
     max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
 
     def __post_init__(self) -> None:
@@ -38,6 +39,7 @@ class Step:
     """A batch in the making, with the call of each of its entries."""
 
     block_size: int
+    private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
     copies: list[OpenCall] = field(default_factory=list)
     shifts: list[OpenCall] = field(default_factory=list)
     embeds: list[OpenCall] = field(default_factory=list)
@@ -48,12 +50,13 @@ class Step:
 
     @property
     def calls(self) -> list[OpenCall]:
-        """All calls of the batch."""
-        return [*self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+        """All calls of the batch, and those that wait for its private copies."""
+        copying = dict.fromkeys(call for call, _ in self.private)
+        return [*copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
 
     def batch(self) -> Batch:
         return Batch(
-            copies=[_block_copy(call) for call in self.copies],
+            copies=[*(one.copy for _, one in self.private), *(_block_copy(call) for call in self.copies)],
             shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
             embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
             rows=self.batch_rows,
@@ -78,6 +81,7 @@ class Scheduler:
         elif call.work.num_left == 1:
             self._short.append(call)
         else:
+            call.rank -= self._resources.advance(call)
             insort(self._long, call, key=lambda one: one.rank)
 
     def form(self) -> Step:
@@ -152,7 +156,7 @@ class Scheduler:
                     if _will_be_short(feed, row):
                         self._short.append(call)
                         continue
-                elif not _is_refused(call, step):
+                elif not _is_refused(call, step) and not _is_copying(call, step):
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
@@ -168,11 +172,17 @@ class Scheduler:
             step.refused.append((call, error))
             return False
         call.is_started = True
-        return True
+        copies = self._resources.take_copies()
+        step.private += [(call, copy) for copy in copies]
+        return not copies
 
 
 def _is_refused(call: OpenCall, step: Step) -> bool:
     return bool(step.refused) and step.refused[-1][0] is call
+
+
+def _is_copying(call: OpenCall, step: Step) -> bool:
+    return bool(step.private) and step.private[-1][0] is call
 
 
 def _will_be_short(feed: Feed, row: ForwardRow) -> bool:

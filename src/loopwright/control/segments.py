@@ -102,6 +102,18 @@ class SegmentFeed(Feed):
             num_pages=num_pages,
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
+            cached_tokens=self.num_cached,
+        )
+
+    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
+        prompt, positions = self._call.tokens[start:end], self._call.positions[start:end]
+        first = max(start - self._num_prompt, 0)
+        num_sampled = max(end - self._num_prompt, 0)
+        after_prompt = self._call.positions[-1] + 1
+        return (
+            (*prompt, *self.tokens[first:num_sampled]),
+            (*positions, *range(after_prompt + first, after_prompt + num_sampled)),
         )
 
     def _keep(self, one: Sampled) -> None:

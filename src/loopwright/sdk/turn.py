@@ -27,6 +27,7 @@ class Turn:
     num_prompt_tokens: int  # how long the context was when the segment began
     logprob_kind: str = "raw"  # under the model's own distribution; "processed": under the one that was drawn from
     top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
+    cached_tokens: int = 0  # of the prompt, those whose KV somebody had computed before
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
@@ -40,6 +41,7 @@ class Turn:
             num_prompt_tokens=num_prompt_tokens,
             logprob_kind=payload["logprob_kind"],
             top_logprobs=top_logprobs(payload),
+            cached_tokens=payload.get("cached_tokens", 0),
         )
 
 
