@@ -23,6 +23,7 @@ from .rig import Rig, RigRun, generate
 
 BLOCK_SIZE = 4
 MAX_TOKENS_OF_A_CONTEXT = 40
+WELL_KNOWN = (list(range(24)), [*range(10), *range(40, 54)])
 EXPECTED_ERRORS = {"OutOfPages", "Poisoned"}
 
 
@@ -88,7 +89,25 @@ class RandomPrograms(RuleBasedStateMachine):
     @precondition(lambda self: self.contexts())
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 63), min_size=1, max_size=12))
     def extend(self, data: st.DataObject, tokens: list[int]) -> None:
+        self._extend(data.draw(st.sampled_from(self.contexts())), tokens)
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data(), text=st.sampled_from(WELL_KNOWN), length=st.integers(5, 24))
+    def begin_well_known(self, data: st.DataObject, text: list[int], length: int) -> None:
+        """A context whose beginning others have too: the prefix cache may have it."""
+        context = self._new_context(data.draw(st.sampled_from(self.programs)), Sampling(temperature=1.0, seed=1))
+        self._extend(context, text[:length])
+
+    @precondition(lambda self: self.contexts())
+    @rule(data=st.data(), kept=st.integers(0, 24))
+    def truncate(self, data: st.DataObject, kept: int) -> None:
+        """Forgets the end; what follows is written over it, in pages that others may share through the cache."""
         context = data.draw(st.sampled_from(self.contexts()))
+        pages = self.rig.controller._resources.holdings(context.program.run.session.run_id).pages.names
+        num_shared = sum(name in pages and pages[name].num_names > 1 for name in context.names)  # by forks
+        del context.naive.values[max(kept, num_shared * BLOCK_SIZE) :]
+
+    def _extend(self, context: RandomContext, tokens: list[int]) -> None:
         if context.kv_len + len(tokens) > MAX_TOKENS_OF_A_CONTEXT:
             return
         start, program = context.kv_len, context.program
