@@ -297,8 +297,7 @@ def test_a_prompt_whose_cached_blocks_leave_too_few_for_its_rest_waits_and_holds
     rig = Rig(num_blocks=5)
     run, _ = run_alone(rig, forward(PROMPT))
     run.session.close()
-    holder, waiter = rig.open("holder"), rig.open("waiter")
-    holder.now(AllocatePages(queue=QUEUE, pages=(PageName(1), PageName(2))))
+    holder, waiter = rig.hold("holder", (1, 2)), rig.open("waiter")
     call = waiter.submit(forward(PROMPT))
     assert not rig.step()
     assert rig.controller._resources.blocks.num_free == 3

@@ -7,7 +7,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
 from loopwright.control import ordering
@@ -20,8 +20,18 @@ from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
+from loopwright.core.calls import (
+    AllocatePages,
+    ClearQueue,
+    CreateQueue,
+    FreeEmbeds,
+    FreePages,
+    Generate,
+    QueueCall,
+    Synchronize,
+)
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -70,6 +80,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(config, self._resources)
+        self._suspension = Suspension(self._resources, self._scheduler)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
         self._num_issued = 0
@@ -128,7 +139,9 @@ class Controller:
             if call.num_blockers == 0:
                 self._settle([call])
         while True:
+            self._suspension.resume()
             step = self._scheduler.form()
+            has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._open_calls())
             for call, error in step.refused:
                 self._fail(call, error.info())
             if calls := step.calls:
@@ -136,7 +149,7 @@ class Controller:
                     call.is_running = True
                 self._running = step
                 return step.batch()
-            if not step.refused and not self._refuse_for_blocks():
+            if not (step.refused or has_dropped or self._make_room()):
                 return None
 
     def complete(self, result: StepResult) -> None:
@@ -146,7 +159,13 @@ class Controller:
         for call in (*step.copies, *step.embeds):
             self._finish(call, Done())
         for call, row in zip(step.rows, result.rows, strict=True):
-            self._take_row(call, row)
+            if call.restoring is None:
+                self._take_row(call, row)
+            elif row.error is not None:
+                self._fail(call, row.error)
+            elif call.restoring.advance(row):
+                self._resources.finish_restoring(call)
+                self._scheduler.restored(call)
         for call, row in zip(step.heads, result.heads, strict=True):
             if row.error is not None:
                 self._fail(call, row.error)
@@ -238,6 +257,8 @@ class Controller:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
         works on a poisoned queue too."""
         if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
+            if isinstance(call, AllocatePages):
+                self._make_room_at_once(session, len(call.pages))
             try:
                 self._resources.apply(session.run_id, call)
             except LoopwrightError as error:
@@ -304,10 +325,10 @@ class Controller:
     # Ending
 
     def _take_row(self, call: OpenCall, row: RowResult) -> None:
-        feed = call.work
-        assert isinstance(feed, Feed)
         if call.is_over:
             return
+        feed = call.work
+        assert isinstance(feed, Feed)
         if row.error is not None:
             self._fail(call, row.error)
             return
@@ -366,6 +387,7 @@ class Controller:
 
     def _forget_if_empty(self, session: InlineSession) -> None:
         if not session.open_calls:
+            self._suspension.forget(session.run_id)
             self._resources.forget(session.run_id)
             del self._sessions[session.run_id]
 
@@ -373,12 +395,27 @@ class Controller:
         step, self._running = self._running, None
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
+        self._suspension.count(step)
         for call in step.calls:
             call.is_running = False
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
                 self._forget_if_empty(self._sessions[call.run_id])
         return step
+
+    # Out of pages
+
+    def _open_calls(self) -> dict[RunId, Collection[OpenCall]]:
+        return {run_id: session.open_calls.values() for run_id, session in self._sessions.items()}
+
+    def _make_room_at_once(self, session: InlineSession, num_pages: int) -> None:
+        """For a call that cannot wait: from runs that have nothing to do."""
+        while num_pages > self._resources.blocks.num_free:
+            if not self._suspension.drop_idle(self._open_calls(), but=session.run_id):
+                return
+
+    def _make_room(self) -> bool:
+        return self._suspension.make_room(self._open_calls()) or self._refuse_for_blocks()
 
     # Waiting
 

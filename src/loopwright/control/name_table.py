@@ -96,6 +96,14 @@ class NameTable(Generic[NameT, IdT]):
             resource.id = unit
             self.num_backed += 1
 
+    def unback(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Takes the units of resources that live on."""
+        for resource in resources:
+            assert resource.id is not None
+            self._pool.give(resource.id)
+            resource.id = None
+            self.num_backed -= 1
+
     def replace(self, resource: Resource[IdT]) -> tuple[IdT, IdT]:
         """Gives the resource a fresh unit for its old one; returns both, the old one first. As `back`."""
         old, fresh = resource.id, self._pool.take()

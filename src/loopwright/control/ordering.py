@@ -67,8 +67,8 @@ class OpenCall:
 
     __slots__ = (
         "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
-        "is_running", "is_started", "num_blockers", "page_reads", "page_writes", "pages", "queue", "rank", "run_id",
-        "work",
+        "is_running", "is_started", "num_blockers", "page_reads", "page_writes", "pages", "queue", "rank",
+        "restoring", "run_id", "work",
     )  # fmt: skip
 
     def __init__(
@@ -83,10 +83,21 @@ class OpenCall:
         self.embed_writes: Sequence[Embed] = ()
         self.grown: list[PageName] = []  # names that the call itself bound: those of the last pages
         self.work: Work = None
+        self.restoring: Feed | None = None  # what brings dropped pages back, before the work goes on
         self.num_blockers = 0
         self.dependents: list[tuple[OpenCall, bool]] = []  # who waits, and whether a failure reaches it
         self.failure: ErrorInfo | None = None
         self.is_started = self.is_running = self.is_over = False
+
+    @property
+    def feed(self) -> Feed | None:
+        """What the call's next row is made of, if it is a forward's."""
+        return self.restoring or (self.work if isinstance(self.work, Feed) else None)
+
+
+def is_dropped(page: Page) -> bool:
+    """Whether the page's KV has to be computed again before somebody reads it."""
+    return page.id is None and page.written != 0
 
 
 def taint(call: OpenCall) -> ErrorInfo | None:

@@ -5,13 +5,14 @@ next row needs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loopwright.control.block_pool import BlockPool
+from loopwright.control.dropping import Dropping, Restoration
 from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import OpenCall, Page, Resource
+from loopwright.control.ordering import OpenCall, Page, Resource, is_dropped
 from loopwright.control.page_content import Prefix
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
@@ -66,6 +67,7 @@ class ResourceManager:
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
         self._prefixes = Prefixes(self.blocks, shape.block_size, binds=prefix_cache)
+        self._dropping = Dropping(self.blocks, shape.block_size)
         self._copies: list[PrivateCopy] = []
         self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
@@ -124,6 +126,7 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
+        self._dropping.abandon(call)
         holdings.pages.drop(call.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
@@ -152,6 +155,10 @@ class ResourceManager:
         Inputs that the prefix cache has need not run. Pages that others share and the call writes are its own now; if
         that takes copies, which `take_copies` returns, they run before the call does.
         A segment binds names as it needs pages: raises BadRequest if one is bound, OutOfPages beyond a limit."""
+        if not self._restore(call):
+            return False
+        if call.restoring is not None:
+            return True
         if isinstance(call.work, Feed):
             return self._secure_feed(call, call.work)
         table = self._holdings[call.run_id].pages
@@ -163,6 +170,38 @@ class ResourceManager:
             first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
             self._make_writable(table, call.page_writes, first % self.shape.block_size)
         return True
+
+    def finish_restoring(self, call: OpenCall) -> None:
+        """What `secure` found dropped has run again."""
+        self._dropping.finish(call, self._holdings[call.run_id].pages)
+
+    def has_dropped(self, call: OpenCall) -> bool:
+        """Whether pages that the call needs have to be restored before it runs."""
+        return any(is_dropped(page) for page in self._needed_pages(call))
+
+    def has_room(self, calls: Iterable[OpenCall]) -> bool:
+        """Whether there are blocks for all that the calls need to go on."""
+        calls = list(calls)
+        unbacked = {page for call in calls for page in self._needed_pages(call) if page.id is None}
+        return len(unbacked) + sum(map(self._num_new, calls)) <= self.blocks.num_free
+
+    def drop(self, run_id: RunId, open_calls: Collection[OpenCall]) -> bool:
+        """Takes the blocks of a run, of which no call runs, as far as they can be computed again. Whether some are free
+        now that were not."""
+        assert not any(call.is_running for call in open_calls), f"run {run_id} runs"
+        num_free, table = self.blocks.num_free, self._holdings[run_id].pages
+        for call in open_calls:
+            if call.restoring is not None:
+                self._dropping.abandon(call)
+            if isinstance(call.work, Feed):
+                self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
+                self.record(call)
+        pages = {*table.names.values(), *(page for call in open_calls for page in call.pages)}
+        self._dropping.drop(table, self._dropping.droppable(pages))
+        for call in open_calls:
+            if isinstance(call.work, Feed):
+                call.work.block_ids.clear()  # secured again when it goes on
+        return self.blocks.num_free > num_free
 
     def take_copies(self) -> list[PrivateCopy]:
         """What has to run before the call that was secured last."""
@@ -209,6 +248,8 @@ class ResourceManager:
             embeds = {embed for call in calls for embed in (*call.embed_reads, *call.embed_writes)}
             blocks += _check_table(holdings.pages, pages, num_holds)
             slots += _check_table(holdings.embeds, embeds, num_holds)
+        restoring = [call.restoring for calls in held_by_calls.values() for call in calls]
+        blocks += [block for one in restoring if isinstance(one, Restoration) for block in one.blocks]
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
@@ -228,6 +269,33 @@ class ResourceManager:
                 raise BadRequest(
                     f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
                 )
+
+    def _restore(self, call: OpenCall) -> bool:
+        """Begins to restore what the call needs and has lost, if anything. False if the pool has too few blocks now."""
+        while call.restoring is None:
+            pages = self._needed_pages(call)
+            dropped = next((page for page in reversed(pages) if is_dropped(page)), None)
+            if dropped is None:
+                return True
+            num_more = self._num_new(call) + sum(page.id is None and not page.written for page in pages)
+            if not self._dropping.begin(call, dropped, num_more):
+                return False
+            assert call.restoring is not None
+            if call.restoring.num_inputs == 0:  # the cache has all of it
+                self.finish_restoring(call)
+        return True
+
+    def _needed_pages(self, call: OpenCall) -> Sequence[Page]:
+        """Of the pages that the call has, those that its next row may touch."""
+        if not isinstance(call.work, Feed):
+            return call.pages
+        return call.pages[: -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size)]
+
+    def _num_new(self, call: OpenCall) -> int:
+        """Pages that the call needs to go on and has no name for yet."""
+        if not isinstance(call.work, Feed):
+            return 0
+        return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
         table, root, size = self._holdings[call.run_id].pages, self._holdings[call.run_id].root, self.shape.block_size

@@ -16,6 +16,7 @@ from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
+from loopwright.core.ids import RunId
 
 
 class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,21 +73,39 @@ class Scheduler:
         self._resources = resources
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
-        self._long: list[OpenCall] = []  # feeds with more, by rank
+        self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
+        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
+        self.is_blocked = False  # whether a call found too few blocks when the last step was formed
 
     def add(self, call: OpenCall) -> None:
         """Takes a call that waits for nobody any more."""
-        if not isinstance(call.work, Feed):
-            self._light.append(call)
-        elif call.work.num_left == 1:
-            self._short.append(call)
-        else:
+        if isinstance(call.work, Feed) and call.work.num_left > 1:
             call.rank -= self._resources.advance(call)
-            insort(self._long, call, key=lambda one: one.rank)
+        self._put(call)
+
+    def restored(self, call: OpenCall) -> None:
+        """Takes note that the call has its dropped pages back."""
+        self._long.remove(call)
+        self._put(call)
+
+    def suspend(self, run_id: RunId) -> None:
+        """Leaves the run's calls out of all steps from now on."""
+        mine = [call for call in self.waiting() if call.run_id == run_id]
+        self.suspended[run_id] = mine
+        self._light, self._short, self._long = (
+            [call for call in calls if call.run_id != run_id] for calls in (self._light, self._short, self._long)
+        )
+
+    def resume(self, run_id: RunId) -> None:
+        """Ends what `suspend` began."""
+        for call in self.suspended.pop(run_id, ()):
+            if not call.is_over:
+                self._put(call)
 
     def form(self) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
+        self.is_blocked = False
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
@@ -95,6 +114,16 @@ class Scheduler:
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
         return [call for call in (*self._light, *self._short, *self._long) if not call.is_over]
+
+    def _put(self, call: OpenCall) -> None:
+        if call.run_id in self.suspended:
+            self.suspended[call.run_id].append(call)
+        elif self._resources.has_dropped(call) or (isinstance(call.work, Feed) and call.work.num_left > 1):
+            insort(self._long, call, key=lambda one: one.rank)
+        elif isinstance(call.work, Feed):
+            self._short.append(call)
+        else:
+            self._light.append(call)
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
@@ -142,18 +171,21 @@ class Scheduler:
                 break
             if call.is_over:
                 continue
-            feed = call.work
-            assert isinstance(feed, Feed)
-            is_fitting = feed.is_chunkable or feed.num_left <= budget or is_first
+            feed = call.feed
+            is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
             if is_fitting and (call.is_started or not is_blocked):
                 if self._admit(call, step):
+                    feed = call.feed
+                    if feed is None:  # the cache had the dropped pages of a light call
+                        self._put(call)
+                        continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
                     step.batch_rows.append(row)
                     budget -= row.num_tokens
                     is_first = False
-                    if _will_be_short(feed, row):
+                    if call.restoring is None and _will_be_short(feed, row):
                         self._short.append(call)
                         continue
                 elif not _is_refused(call, step) and not _is_copying(call, step):
@@ -167,6 +199,7 @@ class Scheduler:
             if not call.is_started:
                 self._resources.check_reads(call)
             if not self._resources.secure(call):
+                self.is_blocked = True
                 return False
         except LoopwrightError as error:
             step.refused.append((call, error))
