@@ -62,8 +62,8 @@ class Rig:
         names = tuple(map(PageName, pages))
         mask = tuple((0, place + 1) for place in tokens)
         call = run.submit(
-            ForwardText(queue=QUEUE, pages=(), grow_from=names[0], kv_len=0, tokens=tuple(token % 64 for token in tokens),
-                        positions=tuple(tokens), mask=mask)
+            ForwardText(queue=QUEUE, pages=(), grow_from=names[0], kv_len=0, positions=tuple(tokens), mask=mask,
+                        tokens=tuple(token % 64 for token in tokens))
         )  # fmt: skip
         assert names == tuple(range(names[0], names[0] + len(names)))
         self.drain()

@@ -22,16 +22,7 @@ from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.calls import (
-    AllocatePages,
-    ClearQueue,
-    CreateQueue,
-    FreeEmbeds,
-    FreePages,
-    Generate,
-    QueueCall,
-    Synchronize,
-)
+from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -257,8 +248,6 @@ class Controller:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
         works on a poisoned queue too."""
         if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
-            if isinstance(call, AllocatePages):
-                self._make_room_at_once(session, len(call.pages))
             try:
                 self._resources.apply(session.run_id, call)
             except LoopwrightError as error:
@@ -407,12 +396,6 @@ class Controller:
 
     def _open_calls(self) -> dict[RunId, Collection[OpenCall]]:
         return {run_id: session.open_calls.values() for run_id, session in self._sessions.items()}
-
-    def _make_room_at_once(self, session: InlineSession, num_pages: int) -> None:
-        """For a call that cannot wait: from runs that have nothing to do."""
-        while num_pages > self._resources.blocks.num_free:
-            if not self._suspension.drop_idle(self._open_calls(), but=session.run_id):
-                return
 
     def _make_room(self) -> bool:
         return self._suspension.make_room(self._open_calls()) or self._refuse_for_blocks()

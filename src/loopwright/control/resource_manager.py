@@ -102,7 +102,9 @@ class ResourceManager:
         holdings = self._holdings[run_id]
         match call:
             case AllocatePages():
-                holdings.pages.bind_backed(call.pages, "pages")
+                fresh = holdings.pages.bind_new(call.pages, "pages")
+                if holdings.pages.can_back(len(fresh)):  # else who writes there waits for blocks
+                    holdings.pages.back(fresh)
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
             case SharePages():
@@ -177,7 +179,7 @@ class ResourceManager:
 
     def has_dropped(self, call: OpenCall) -> bool:
         """Whether pages that the call needs have to be restored before it runs."""
-        return any(is_dropped(page) for page in self._needed_pages(call))
+        return self._may_have_dropped(call) and any(map(is_dropped, self._needed_pages(call)))
 
     def has_room(self, calls: Iterable[OpenCall]) -> bool:
         """Whether there are blocks for all that the calls need to go on."""
@@ -190,6 +192,8 @@ class ResourceManager:
         now that were not."""
         assert not any(call.is_running for call in open_calls), f"run {run_id} runs"
         num_free, table = self.blocks.num_free, self._holdings[run_id].pages
+        if table.num_backed == 0 and not any(call.restoring for call in open_calls):
+            return False
         for call in open_calls:
             if call.restoring is not None:
                 self._dropping.abandon(call)
@@ -272,7 +276,7 @@ class ResourceManager:
 
     def _restore(self, call: OpenCall) -> bool:
         """Begins to restore what the call needs and has lost, if anything. False if the pool has too few blocks now."""
-        while call.restoring is None:
+        while call.restoring is None and self._may_have_dropped(call):
             pages = self._needed_pages(call)
             dropped = next((page for page in reversed(pages) if is_dropped(page)), None)
             if dropped is None:
@@ -284,6 +288,11 @@ class ResourceManager:
             if call.restoring.num_inputs == 0:  # the cache has all of it
                 self.finish_restoring(call)
         return True
+
+    def _may_have_dropped(self, call: OpenCall) -> bool:
+        """Whether the call's run has pages without a block: most never do."""
+        table = self._holdings[call.run_id].pages
+        return table.num_held != table.num_backed
 
     def _needed_pages(self, call: OpenCall) -> Sequence[Page]:
         """Of the pages that the call has, those that its next row may touch."""

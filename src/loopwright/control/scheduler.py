@@ -26,7 +26,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
     prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
-    max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
+    max_stuck_s: float = 0.1  # how long calls may all wait for pages that cannot be dropped before one fails
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:
@@ -158,8 +158,12 @@ class Scheduler:
             feed = call.work
             assert isinstance(feed, Feed)
             if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+                if call.restoring is not None:  # it reached a page that was dropped, with what stood there before
+                    insort(self._long, call, key=lambda one: one.rank)
+                    continue
                 step.rows.append(call)
                 step.batch_rows.append(feed.next_row(1))
+        self._short = [call for call in self._short if call.restoring is None]
 
     def _take_long(self, step: Step) -> None:
         budget = self._config.max_batch_tokens - len(step.rows)

@@ -40,9 +40,9 @@ class Suspension:
                 return
             self._scheduler.resume(run_id)
 
-    def drop_idle(self, open_calls: Mapping[RunId, Collection[OpenCall]], but: RunId | None = None) -> bool:
+    def drop_idle(self, open_calls: Mapping[RunId, Collection[OpenCall]]) -> bool:
         """Drops the pages of a run without open calls. Whether that freed a block."""
-        idle = [run_id for run_id, calls in open_calls.items() if not calls and run_id != but]
+        idle = [run_id for run_id, calls in open_calls.items() if not calls]
         return any(self._resources.drop(run_id, ()) for run_id in sorted(idle, key=self._order))
 
     def make_room(self, open_calls: Mapping[RunId, Collection[OpenCall]]) -> bool:
