@@ -17,7 +17,7 @@ from loopwright.core.calls import (
     SharePages,
     ShiftKv,
 )
-from loopwright.core.ids import PageName
+from loopwright.core.ids import CallId, PageName
 
 from .fake_executor import choose, shifted
 from .reference import NaiveContext
@@ -60,15 +60,29 @@ def num_tokens(rig: Rig) -> int:
     return sum(batch.num_tokens for batch in rig.executor.batches)
 
 
+def out_of_use(rig: Rig) -> None:
+    """Time passes, so that runs without calls count as idle."""
+    rig.clock.advance(1)
+
+
+def finish(rig: Rig, runs: Sequence[RigRun], calls: Sequence[int]) -> None:
+    """Steps until all calls are over; time passes only when nothing can run."""
+    num_waits = 0
+    while any(run.final(CallId(call)) is None for run, call in zip(runs, calls, strict=True)):
+        if not rig.step():
+            out_of_use(rig)
+            num_waits += 1
+            assert num_waits < 100, "calls wait for ever"
+
+
 def test_runs_that_wait_for_each_others_pages_all_say_what_they_say_alone() -> None:
     rig = Rig(num_blocks=5)
     big, small = rig.open("big"), rig.open("small")
     greedy = big.submit(segment(range(2, 12), 10))
     modest = small.submit(segment(range(20, 26), 9))
-    rig.drain()
+    finish(rig, [big, small], [greedy, modest])
     assert list(big.segment(greedy).tokens) == expected(range(2, 12), 10)
     assert list(small.segment(modest).tokens) == expected(range(20, 26), 9)
-    assert rig.clock.now_s() == 0  # nobody had to be stuck for a while first
 
 
 def test_eight_idle_runs_hold_every_page_and_a_ninth_is_served_at_once() -> None:
@@ -77,11 +91,12 @@ def test_eight_idle_runs_hold_every_page_and_a_ninth_is_served_at_once() -> None
     idle = [filled(rig, number) for number in range(8)]
     assert rig.controller._resources.blocks.num_free == 0
     ninth = rig.open("ninth")
+    out_of_use(rig)
     call = ninth.submit(segment(text(50, 20), 9))
     assert rig.drain() == 9  # as many steps as it takes alone
     assert list(ninth.segment(call).tokens) == expected(text(50, 20), 9)
     calls = [run.submit(segment([5], 6, range(100, 104), 16)) for run, _ in idle]
-    rig.drain()
+    finish(rig, [run for run, _ in idle], calls)
     for (run, tokens), one in zip(idle, calls, strict=True):
         assert list(run.segment(one).tokens) == expected([*tokens, 5], 6)
 
@@ -94,7 +109,7 @@ def test_eight_runs_that_wait_hold_every_page_and_with_a_ninth_all_equal_their_s
     while rig.controller._resources.blocks.num_free:
         assert rig.step()
     calls.append(runs[8].submit(segment(text(8, 40), 20)))
-    rig.drain()
+    finish(rig, runs, calls)
     for number, (run, call) in enumerate(zip(runs[:8], calls, strict=False)):
         result = run.segment(call)
         assert list(result.tokens) == expected(text(number, 10 + number), 60)
@@ -109,7 +124,7 @@ def test_the_run_with_the_least_service_goes_on_and_the_one_with_the_most_is_sus
     for _ in range(6):
         rig.step()
     short = young.submit(segment(text(2, 8), 9))
-    rig.drain()
+    finish(rig, [old, young], [long, short])
     assert list(old.segment(long).tokens) == expected(text(1, 16), 17)
     assert list(young.segment(short).tokens) == expected(text(2, 8), 9)
     positions = [{row.positions[-1] for row in batch.rows} for batch in rig.executor.batches]
@@ -122,6 +137,7 @@ def test_dropped_pages_that_nobody_needed_meanwhile_come_back_without_being_comp
     rig = Rig(num_blocks=8)
     run, tokens = filled(rig, 1)
     other = rig.open("other")
+    out_of_use(rig)
     call = other.submit(segment(text(2, 20), 1))  # five pages: four are empty, so all of the run's are dropped
     rig.drain()
     other.session.close()
@@ -177,6 +193,25 @@ def test_shifting_what_was_dropped_shifts_what_was_rebuilt() -> None:
     assert list(run.segment(call).tokens) == [choose(naive.run([5], [16])[0], SAMPLING, 17)]
 
 
+def test_a_run_between_two_calls_keeps_its_pages_for_a_moment() -> None:
+    rig = Rig(num_blocks=6, config=ControlConfig(max_idle_s=0.5))
+    run, tokens = filled(rig, 1)
+    other, third = rig.open("other"), rig.open("third")
+    calls = [other.submit(segment(text(2, 12), 1)), third.submit(segment(text(3, 12), 1))]
+    rig.clock.advance(0.4)
+    assert not rig.step()
+    one_more = run.submit(segment([5], 1, range(100, 104), 16))
+    rig.drain()
+    assert list(run.segment(one_more).tokens) == expected([*tokens, 5], 1)
+    assert (other.final(calls[0]), third.final(calls[1])) == (None, None)
+    rig.clock.advance(0.4)
+    assert not rig.step()
+    rig.clock.advance(0.2)
+    finish(rig, [other, third], calls)
+    assert list(other.segment(calls[0]).tokens) == expected(text(2, 12), 1)
+    assert list(third.segment(calls[1]).tokens) == expected(text(3, 12), 1)
+
+
 def test_pages_that_are_opaque_are_not_dropped_and_keep_what_they_hold() -> None:
     rig = Rig(num_blocks=6)
     holder = rig.hold("holder", range(4))
@@ -194,6 +229,7 @@ def test_pages_whose_beginning_their_run_does_not_hold_any_more_are_not_dropped(
     run, _ = filled(rig, 1)
     run.now(FreePages(queue=QUEUE, pages=names(100, 2)))
     other = rig.open("other")
+    out_of_use(rig)
     other.submit(segment(text(2, 20), 1))
     rig.drain()
     assert rig.controller._resources.num_held_blocks() == {run.session.run_id: 2}
@@ -267,6 +303,7 @@ def everything(rig: Rig) -> None:
     """Another run takes every block for a while, so that nothing of what idle runs had is left."""
     num_blocks = rig.executor.shape.num_blocks
     greedy = rig.open("greedy")
+    out_of_use(rig)
     call = greedy.submit(segment([63] * 4 * num_blocks, 1))
     rig.drain()
     assert greedy.error_type(call) is None
@@ -295,7 +332,7 @@ def test_random_programs_in_a_pool_that_holds_one_of_them_at_a_time_equal_their_
             num_needed += len(given) + count - 1
         for _ in range(rng.randint(1, 8)):
             rig.step()
-        rig.drain()
+        finish(rig, [run for run, *_ in checks], [call for _, call, *_ in checks])
     for run, call, tokens, count in checks:
         assert list(run.segment(call).tokens) == expected(tokens, count)
     assert num_tokens(rig) > num_needed, "nothing was ever rebuilt"

@@ -342,6 +342,19 @@ class PatientRandomPrograms(RandomPrograms):
     truncates = False
 
 
+class FaultyRandomPrograms(TightRandomPrograms):
+    """Whole steps fail now and then: their calls do, also those that wait for a copy or a rebuilt page."""
+
+    tolerates = frozenset(EXPECTED_ERRORS | {"InternalError", "BadRequest"})  # the last: a page that lost what it held
+
+    def step(self, num_steps: int) -> None:  # type: ignore[override]
+        self.num_steps = getattr(self, "num_steps", 0) + 1
+        if self.num_steps % 12 == 0:
+            self.rig.executor.fault = RuntimeError("device lost")
+        super().step(num_steps)
+        self.rig.executor.fault = None
+
+
 SETTINGS = settings(
     max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -382,6 +395,6 @@ def soak(machine: RandomPrograms, seed: int, num_operations: int = 1500) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", [RandomPrograms, TightRandomPrograms, PatientRandomPrograms])
+@pytest.mark.parametrize("kind", [RandomPrograms, TightRandomPrograms, PatientRandomPrograms, FaultyRandomPrograms])
 def test_a_soak_of_random_programs_leaks_nothing(kind: type[RandomPrograms], seed: int) -> None:
     soak(kind(), seed)

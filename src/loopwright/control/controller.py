@@ -7,7 +7,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from loopwright.control import ordering
@@ -33,7 +33,6 @@ from loopwright.core.errors import (
     LimitExceeded,
     LoopwrightError,
     NotFound,
-    OutOfPages,
 )
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
@@ -71,8 +70,8 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(config, self._resources)
-        self._suspension = Suspension(self._resources, self._scheduler)
         self._sessions: dict[RunId, InlineSession] = {}
+        self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
         self._num_issued = 0
         self._counts = StepCounts()
@@ -132,7 +131,7 @@ class Controller:
         while True:
             self._suspension.resume()
             step = self._scheduler.form()
-            has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._open_calls())
+            has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._clock.now_s())
             for call, error in step.refused:
                 self._fail(call, error.info())
             if calls := step.calls:
@@ -371,7 +370,9 @@ class Controller:
         self._resources.mark_written(call)
         ready = ordering.leave(call)
         self._resources.release(call)
-        del self._sessions[call.run_id].open_calls[call.call_id]
+        session = self._sessions[call.run_id]
+        del session.open_calls[call.call_id]
+        session.idle_since_s = self._changed_s
         return ready
 
     def _forget_if_empty(self, session: InlineSession) -> None:
@@ -392,14 +393,6 @@ class Controller:
                 self._forget_if_empty(self._sessions[call.run_id])
         return step
 
-    # Out of pages
-
-    def _open_calls(self) -> dict[RunId, Collection[OpenCall]]:
-        return {run_id: session.open_calls.values() for run_id, session in self._sessions.items()}
-
-    def _make_room(self) -> bool:
-        return self._suspension.make_room(self._open_calls()) or self._refuse_for_blocks()
-
     # Waiting
 
     def _changed(self) -> None:
@@ -410,34 +403,22 @@ class Controller:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _is_stuck(self) -> bool:
-        """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
-        without open calls is busy elsewhere, and will free what it holds."""
-        holders = self._resources.num_held_blocks()
-        is_everybody_waiting = all(self._sessions[run_id].open_calls for run_id in holders)
-        return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
-
-    def _refuse_for_blocks(self) -> bool:
-        """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough.
-
-        (Suspending a run instead, so that nobody fails for what others hold, is not done yet.)"""
-        if not self._is_stuck() or self._clock.now_s() - self._changed_s < self._config.max_stuck_s:
+    def _make_room(self) -> bool:
+        """When nothing can run: has somebody give up pages, or, if that cannot be, fail. False if nobody does yet."""
+        now_s = self._clock.now_s()
+        if self._suspension.make_room(now_s):
+            return True
+        found = self._suspension.hopeless(now_s - self._changed_s)
+        if found is None:
             return False
-        num_held = self._resources.num_held_blocks()
-        victim = max(self._scheduler.waiting(), key=lambda call: (num_held.get(call.run_id, 0), call.rank))
-        error = OutOfPages(
-            f"every call waits for KV pages: {self._resources.blocks.num_free} of the pool's "
-            f"{self._resources.blocks.num_total} are free, and this run holds the most, "
-            f"{num_held.get(victim.run_id, 0)}",
-            hint="free pages and try again",
-        )
-        self._changed_s = self._clock.now_s()  # its run gets time to free what it holds before the next one fails
-        self._fail(victim, error.info())
+        call, error = found
+        self._changed_s = now_s  # its run gets time to free what it holds before the next one fails
+        self._fail(call, error.info())
         return True
 
     async def _wait_for_change(self) -> None:
         try:
-            async with asyncio.timeout(self._config.max_stuck_s if self._is_stuck() else None):
+            async with asyncio.timeout(self._suspension.patience_s(self._clock.now_s())):
                 await self._wake.wait()
         except TimeoutError:
             return

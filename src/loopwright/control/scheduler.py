@@ -26,6 +26,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
     prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
+    max_idle_s: float = 0.02  # how long a run without calls keeps its pages if others wait for some
     max_stuck_s: float = 0.1  # how long calls may all wait for pages that cannot be dropped before one fails
 
     def __post_init__(self) -> None:
