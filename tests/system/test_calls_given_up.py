@@ -1,5 +1,7 @@
 """What a program gives up, or has too much of, is over or named: nothing counts on in silence."""
 
+import pytest
+
 from system_rig import byte_system, in_loop
 
 GIVES_UP = """
@@ -36,10 +38,11 @@ async def main():
 """
 
 
-def test_a_request_that_is_given_up_before_it_began_does_not_stay_open() -> None:
+@pytest.mark.parametrize("sandbox", ["native", pytest.param("wasm", marks=pytest.mark.wasm)])
+def test_a_request_that_is_given_up_before_it_began_does_not_stay_open(sandbox: str) -> None:
     async def scenario() -> None:
         async with byte_system() as system:
-            assert (await system.run(GIVES_UP)).result == 3
+            assert (await system.run(GIVES_UP, sandbox)).result == 3
 
     in_loop(scenario)
 
