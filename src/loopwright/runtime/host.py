@@ -143,14 +143,16 @@ class Host:
     def _decode_call(self, op: str) -> calls.ProgramCall:
         if len(op) > self._limits.max_message_bytes:
             raise LimitExceeded(f"a call has {len(op)} characters; the limit is {self._limits.max_message_bytes}")
-        if len(self._open) >= self._limits.max_open_calls:
-            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
         try:
-            return _decode(op.encode())
+            call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
             raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
+        is_release = isinstance(call, calls.Interrupt | calls.Cancel)  # what makes room needs none
+        if len(self._open) >= self._limits.max_open_calls and not is_release:
+            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
+        return call
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
         match call:
@@ -244,6 +246,7 @@ class Host:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
+            del self._open[handle]  # at once: the program may issue others before the task hears of it
         elif call is not None:
             self._session.interrupt(CallId(handle))
 
