@@ -178,8 +178,7 @@ class Controller:
             return
         queue = session.queues.get(call.queue)
         if queue is None:
-            unknown = NotFound(f"queue: {call.queue} is not a queue of this run", field="queue", hint="create_queue")
-            session.inbox.put(Completion(call_id, error=unknown.info()))
+            session.inbox.put(Completion(call_id, error=_no_queue(session, call.queue).info()))
         elif isinstance(call, ImmediateCall):
             self._apply(session, queue, call_id, call)
         else:
@@ -227,7 +226,7 @@ class Controller:
         elif call.model not in ("", self._model_info.name):
             error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
         elif len(session.queues) >= (max_queues := session.limits.max_queues):
-            error = LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
+            error = _too_many_queues(max_queues)
         if error is None:
             session.queues[call.queue] = CallQueue(call.queue, call.priority)
         session.inbox.put(_completion(call_id, error))
@@ -417,6 +416,19 @@ class Controller:
                 await self._wake.wait()
         except TimeoutError:
             return
+
+
+def _no_queue(session: InlineSession, queue: int) -> LoopwrightError:
+    """Of a run that has all its queues the limit is what stopped this one, which nobody may have waited to hear."""
+    if len(session.queues) >= session.limits.max_queues:
+        return _too_many_queues(session.limits.max_queues)
+    return NotFound(f"queue: {queue} is not a queue of this run", field="queue", hint="create_queue")
+
+
+def _too_many_queues(max_queues: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"the run has {max_queues} queues, which is the limit; each context takes one, and keeps it", field="queue"
+    )
 
 
 def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:

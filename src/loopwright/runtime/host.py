@@ -143,14 +143,16 @@ class Host:
     def _decode_call(self, op: str) -> calls.ProgramCall:
         if len(op) > self._limits.max_message_bytes:
             raise LimitExceeded(f"a call has {len(op)} characters; the limit is {self._limits.max_message_bytes}")
-        if len(self._open) >= self._limits.max_open_calls:
-            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
         try:
-            return _decode(op.encode())
+            call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
             raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
+        is_release = isinstance(call, calls.Interrupt | calls.Cancel)  # what makes room needs none
+        if len(self._open) >= self._limits.max_open_calls and not is_release:
+            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
+        return call
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
         match call:
@@ -166,7 +168,7 @@ class Host:
             case calls.Segment():
                 self._begin_segment(handle, call)
             case calls.HttpRequest():
-                self._spawn(handle, call, self._egress.request(call, self._permissions))
+                self._spawn(handle, call, lambda: self._egress.request(call, self._permissions))
             case calls.EmitValue():
                 self._tell(lambda: self._events.emit(call.value, len(_encode(call.value))))
                 self._answer(handle, call, Done())
@@ -187,7 +189,7 @@ class Host:
         if num_chars <= MAX_CHARS_ON_LOOP:
             self._answer(handle, call, work())
         else:
-            self._spawn(handle, call, asyncio.to_thread(work))
+            self._spawn(handle, call, lambda: asyncio.to_thread(work))
 
     def _describe(self, call: calls.Describe) -> dict[str, Any]:
         if call.model not in ("", self._model.info.name):
@@ -221,14 +223,16 @@ class Host:
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         self._session.submit(CallId(handle), generate)
 
-    def _spawn(self, handle: int, call: calls.RuntimeCall, work: Coroutine[Any, Any, Any]) -> None:
-        self._open[handle] = OpenCall(
-            task=self._tasks.create_task(self._finish_work(handle, call, work)), wants_answer=call.answer
-        )
+    def _spawn(self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        task = self._tasks.create_task(self._finish_work(handle, call, work))
+        task.add_done_callback(lambda _: self._open.pop(handle, None))  # also when it is cancelled before it began
+        self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
 
-    async def _finish_work(self, handle: int, call: calls.RuntimeCall, work: Coroutine[Any, Any, Any]) -> None:
+    async def _finish_work(
+        self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
         try:
-            payload = await work
+            payload = await work()
         except LoopwrightError as error:
             self._answer_error(handle, error, call.answer)
         except Exception as error:  # noqa: BLE001 (the boundary of the run: a fault here is ours, and must not pass)
@@ -236,12 +240,13 @@ class Host:
         else:
             self._answer(handle, call, payload)
         finally:
-            self._open.pop(handle, None)
+            self._open.pop(handle, None)  # before the program hears of it again: it may be at its limit
 
     def _stop_call(self, handle: int) -> None:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
+            del self._open[handle]  # at once: the program may issue others before the task hears of it
         elif call is not None:
             self._session.interrupt(CallId(handle))
 

@@ -197,7 +197,9 @@ class Launcher:
         deadline = asyncio.timeout(run.limits.seconds)
         try:
             async with deadline:
-                return msgspec.json.decode(await self._execute_in_sandbox(run))
+                result = await self._execute_in_sandbox(run)
+                run.events.check_result(len(result))
+                return msgspec.json.decode(result)
         except TimeoutError:
             if not deadline.expired():
                 raise
