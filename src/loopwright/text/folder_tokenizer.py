@@ -179,7 +179,7 @@ def _read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"{path} cannot be read: {error}", field="model") from error
     if not isinstance(value, dict):
         raise BadRequest(f"{path} holds no JSON object", field="model")
@@ -205,7 +205,10 @@ def _vocab_size(pieces: Mapping[int, str], model_config: Mapping[str, object]) -
 def _folder_template(folder: Path, config: Mapping[str, object]) -> str:
     separate = folder / "chat_template.jinja"
     if separate.is_file():
-        return separate.read_text("utf-8")
+        try:
+            return separate.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{separate} cannot be read: {error}", field="model") from error
     template = config.get("chat_template", "")
     if isinstance(template, list):  # several, by name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
