@@ -38,7 +38,7 @@ _FAULTS = {
 }
 """What we say of faults for which llguidance shows what only it knows."""
 
-_MAX_TRIED_BYTES = 2_000_000  # of schemas that are compiled to find which part of one cannot be enforced
+_MAX_TRIED_BYTES = 400_000  # of schemas that are compiled to find which part of one cannot be enforced
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
