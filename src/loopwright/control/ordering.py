@@ -28,12 +28,13 @@ class Resource(Generic[IdT]):
 
     `id` is the block or slot behind it; a page that a forward binds has none until that forward starts."""
 
-    __slots__ = ("id", "num_holds", "num_names", "readers", "taints", "writer", "written")
+    __slots__ = ("id", "num_exporting", "num_holds", "num_names", "readers", "taints", "writer", "written")
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
+        self.num_exporting = 0  # those of them that will share it with other runs
         self.written = 0  # bit i: offset i has been written since the block was taken
         self.writer: OpenCall | None = None  # the last one issued, if not over
         self.readers: dict[OpenCall, None] = {}  # not over, issued since the last writer, in order

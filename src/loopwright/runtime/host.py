@@ -12,35 +12,25 @@ from typing import Any
 import msgspec
 
 from loopwright.core import host_calls as calls
+from loopwright.core.call_table import require_traits
 from loopwright.core.control import Session
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError
-from loopwright.core.ids import CallId, RunId
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.ids import CallId
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
+from loopwright.runtime.facts import ModelText, RunFacts, describe, models, vocabulary
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.segment_text import SegmentText
-from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.stream import detokenize
-from loopwright.text.tokenizer import Tokenizer
 
 MAX_CHARS_ON_LOOP = 8192
 """Text that is tokenized on the event loop's thread: two milliseconds' worth."""
 
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """The text side of a model."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
 
 
 @dataclass(slots=True)
@@ -60,8 +50,7 @@ class Host:
     def __init__(
         self,
         *,
-        run_id: RunId,
-        seed: int,
+        facts: RunFacts,
         session: Session,
         model: ModelText,
         egress: Egress,
@@ -70,8 +59,7 @@ class Host:
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
     ) -> None:
-        self._run_id = run_id
-        self._seed = seed
+        self._facts = facts
         self._session = session
         self._model = model
         self._egress = egress
@@ -153,9 +141,17 @@ class Host:
             raise BadRequest(f"malformed call: {error}") from None
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
+        if isinstance(call, calls.HostCall):  # what control answers it refuses itself, in the order of the queue
+            require_traits(call, self._model.info)
         match call:
             case calls.Describe():
-                self._answer(handle, call, self._describe(call))
+                self._answer(handle, call, describe(call, self._facts, self._model))
+            case calls.Models():
+                self._answer(handle, call, models(call, self._model))
+            case calls.Vocabulary():
+                self._spawn(handle, call, asyncio.to_thread(vocabulary, self._model))
+            case calls.Adapters() | calls.EmbedsNeeded():
+                raise AssertionError("no engine runs this: its trait is refused before")
             case calls.Tokenize():
                 self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
             case calls.Detokenize():
@@ -188,11 +184,6 @@ class Host:
             self._answer(handle, call, work())
         else:
             self._spawn(handle, call, asyncio.to_thread(work))
-
-    def _describe(self, call: calls.Describe) -> dict[str, Any]:
-        if call.model not in ("", self._model.info.name):
-            raise BadRequest(f"no model {call.model!r}; this server has {self._model.info.name!r}", field="model")
-        return {"run": self._run_id, "seed": self._seed, "model": self._model.info}
 
     def _tokenize(self, call: calls.Tokenize) -> list[int]:
         tokenizer = self._model.tokenizer
