@@ -25,7 +25,6 @@ from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import (
     ClearQueue,
-    CreateQueue,
     ExportPages,
     FreeEmbeds,
     FreePages,
@@ -45,7 +44,6 @@ from loopwright.core.errors import (
     InternalError,
     LimitExceeded,
     LoopwrightError,
-    NotFound,
     OutOfPages,
 )
 from loopwright.core.executor import Executor
@@ -187,9 +185,6 @@ class Controller:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
         self._changed()
-        if isinstance(call, CreateQueue):
-            self._create_queue(session, call_id, call)
-            return
         try:
             if isinstance(call, DirectCall):
                 result = answer(call, session, self._resources, self._model_info)
@@ -241,18 +236,6 @@ class Controller:
         self._resources.check_integrity(calls)
 
     # Issuing
-
-    def _create_queue(self, session: InlineSession, call_id: CallId, call: CreateQueue) -> None:
-        error: LoopwrightError | None = None
-        if call.queue in session.queues:
-            error = BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
-        elif call.model not in ("", self._model_info.name):
-            error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
-        elif len(session.queues) >= (max_queues := session.limits.max_queues):
-            error = LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
-        if error is None:
-            session.queues[call.queue] = CallQueue(call.queue, call.priority)
-        session.inbox.put(_completion(call_id, error))
 
     def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
@@ -449,7 +432,3 @@ class Controller:
                 await self._wake.wait()
         except TimeoutError:
             return
-
-
-def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:
-    return Completion(call_id, Done()) if error is None else Completion(call_id, error=error.info())

@@ -1,4 +1,4 @@
-"""Answers, at once and out of turn, the calls about queues and exports that touch no page. Never runs or orders a call.
+"""Answers, at once and out of turn, the calls about queues and exports that touch no page. Never runs a call.
 
 Called by the controller. A queue's priority is a head start of its calls among those that wait for the engine.
 """
@@ -9,22 +9,25 @@ from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.session import InlineSession
 from loopwright.core.call_table import op_of, require_traits
-from loopwright.core.calls import DebugQuery, ExportedPages, SetPriority
-from loopwright.core.errors import NotFound
+from loopwright.core.calls import CreateQueue, DebugQuery, ExportedPages, SetPriority
+from loopwright.core.errors import BadRequest, LimitExceeded, NotFound
 from loopwright.core.ids import QueueName
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallInfo, CallResult, CallState, DebugInfo, Done, ExportList, QueueInfo
 
-DirectCall: TypeAlias = SetPriority | DebugQuery | ExportedPages
+DirectCall: TypeAlias = CreateQueue | SetPriority | DebugQuery | ExportedPages
 
 PRIORITY_ADVANCE = 1000
 """A queue of priority 1 goes before 1000 calls issued earlier: it is preferred, and yet starves nobody."""
 
 
 def answer(call: DirectCall, session: InlineSession, resources: ResourceManager, model: ModelInfo) -> CallResult:
-    """What the call completes with. Raises NotFound, ModelLacksTrait. Whoever calls reorders after a SetPriority."""
+    """What the call completes with. Raises a LoopwrightError. Whoever calls reorders after a SetPriority."""
     require_traits(call, model)
     match call:
+        case CreateQueue():
+            _create_queue(call, session, model)
+            return Done()
         case SetPriority():
             _set_priority(session, find_queue(session, call.queue), call.priority)
             return Done()
@@ -49,6 +52,16 @@ def find_queue(session: InlineSession, name: QueueName) -> CallQueue:
 def rank(num_issued: int, priority: int) -> int:
     """The place of a call among those that wait for the engine: lower runs first."""
     return num_issued - priority * PRIORITY_ADVANCE
+
+
+def _create_queue(call: CreateQueue, session: InlineSession, model: ModelInfo) -> None:
+    if call.queue in session.queues:
+        raise BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
+    if call.model not in ("", model.name):
+        raise NotFound(f"model: {call.model} is not served; {model.name} is", field="model")
+    if len(session.queues) >= (max_queues := session.limits.max_queues):
+        raise LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
+    session.queues[call.queue] = CallQueue(call.queue, call.priority)
 
 
 def _set_priority(session: InlineSession, queue: CallQueue, priority: int) -> None:

@@ -100,7 +100,7 @@ class Exports:
         self._of_runs.pop(run_id, None)
 
     def block_ids(self) -> list[BlockId]:
-        """The blocks that exports hold, each as often as they do, after asserting that their number is counted right."""
+        """The blocks that exports hold, each as often as they do. Asserts that their number is counted right."""
         held = [block_id for export in self._exports.values() for block_id in export.block_ids]
         assert self._num_pages == len(held), f"{self._num_pages} pages counted as exported, {len(held)} are"
         return held

@@ -48,33 +48,20 @@ def prepare(
     match call:
         case Synchronize() | ClearQueue() | UnexportPages():
             pass
-        case ExportPages():
-            checks.check_export(call, shape)
-            one.pages = holdings.pages.find_all(call.pages, "pages")
-            one.page_reads = one.pages
-        case ImportPages():
-            one.pages = holdings.pages.bind_new(call.pages, "pages")
-            one.grown, one.page_writes = list(call.pages), list(one.pages)
+        case ExportPages() | ImportPages():
+            _prepare_exchange(one, call, holdings, shape)
         case EmbedImage() | ForwardWithAdapter():
             raise AssertionError("no engine runs this: its trait is refused before")
-        case CopyPage():
-            _prepare_copy(one, call, holdings, shape)
-        case ShiftKv():
-            _prepare_shift(one, call, holdings, shape)
+        case CopyPage() | ShiftKv():
+            _prepare_move(one, call, holdings, shape)
         case EmbedText():
             checks.check_embed_text(call, shape)
             one.embed_writes = holdings.embeds.find_all(call.embeds, "embeds")
             one.work = EmbedRow(call.tokens, call.positions, _slots(one.embed_writes))
         case Forward():
             _prepare_forward(one, call, holdings, shape)
-        case NextDistribution():
-            checks.check_next_distribution(call, shape)
-            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
-            one.work = HeadRow(_slots(one.embed_reads)[0], distributions=(call.request,))
-        case Sample():
-            checks.check_sample(call, shape)
-            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
-            one.work = HeadRow(_slots(one.embed_reads)[0], sampling=call.sampling, sample_position=call.position)
+        case NextDistribution() | Sample():
+            _prepare_head(one, call, holdings, shape)
         case ForwardText():
             _prepare_forward_text(one, call, holdings, shape)
         case Generate():
@@ -103,6 +90,13 @@ def prepare_refused(one: OpenCall, holdings: Holdings, block_size: int) -> None:
     one.pages = list(one.page_writes)
 
 
+def _prepare_move(one: OpenCall, call: CopyPage | ShiftKv, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, CopyPage):
+        _prepare_copy(one, call, holdings, shape)
+    else:
+        _prepare_shift(one, call, holdings, shape)
+
+
 def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: EngineShape) -> None:
     checks.check_copy(call, shape)
     source, target = holdings.pages.find(call.source, "source"), holdings.pages.find(call.target, "target")
@@ -118,6 +112,29 @@ def _prepare_shift(one: OpenCall, call: ShiftKv, holdings: Holdings, shape: Engi
     pages = holdings.pages.find_all(call.pages, "pages")[first:last]
     _check_unshared(holdings, pages, call.pages[first:last], "pages")
     one.pages, one.page_reads, one.page_writes = list(pages), pages, list(pages)
+
+
+def _prepare_exchange(one: OpenCall, call: ExportPages | ImportPages, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, ImportPages):  # its pages get their blocks when its turn comes
+        one.pages = holdings.pages.bind_new(call.pages, "pages")
+        one.grown, one.page_writes = list(call.pages), list(one.pages)
+    else:
+        checks.check_export(call, shape)
+        one.pages = holdings.pages.find_all(call.pages, "pages")
+        one.page_reads = one.pages
+
+
+def _prepare_head(one: OpenCall, call: NextDistribution | Sample, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, Sample):
+        checks.check_sample(call, shape)
+    else:
+        checks.check_next_distribution(call, shape)
+    one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
+    slot = _slots(one.embed_reads)[0]
+    if isinstance(call, Sample):
+        one.work = HeadRow(slot, sampling=call.sampling, sample_position=call.position)
+    else:
+        one.work = HeadRow(slot, distributions=(call.request,))
 
 
 def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: EngineShape) -> None:

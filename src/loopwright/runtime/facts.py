@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from sys import byteorder
-from typing import Any
+from typing import Any, TypeAlias
 
 from loopwright.core.errors import NotFound
-from loopwright.core.host_calls import Describe, Models
+from loopwright.core.host_calls import Adapters, Describe, EmbedsNeeded, Models
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.tokenizer import Tokenizer
+
+FactCall: TypeAlias = Describe | Models | Adapters | EmbedsNeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +37,15 @@ class RunFacts:
     arguments: Mapping[str, Any]
 
 
-def describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]:
-    """The answer to a Describe. Raises NotFound for a model that is not here."""
-    if call.model not in ("", model.info.name):
-        raise NotFound(f"model: {call.model!r} is not served; {model.info.name!r} is", field="model")
-    found: dict[str, Any] = {"run": run.run_id, "version": _version(), "seed": run.seed, "model": model.info}
-    if "arguments" in call.include:
-        found["arguments"] = run.arguments
-    if "prompt_template" in call.include:
-        found["prompt_template"] = model.tokenizer.chat_template
-    return found
-
-
-def models(call: Models, model: ModelText) -> dict[str, Any]:
-    """The answer to a Models: this server has one."""
-    return {"models": [one for one in (model.info,) if set(call.traits) <= set(one.traits)]}
+def answer(call: FactCall, run: RunFacts, model: ModelText) -> dict[str, Any]:
+    """What the call completes with. Raises NotFound for a model that is not here."""
+    match call:
+        case Describe():
+            return _describe(call, run, model)
+        case Models():  # this server has one
+            return {"models": [one for one in (model.info,) if set(call.traits) <= set(one.traits)]}
+        case Adapters() | EmbedsNeeded():
+            raise AssertionError("no engine runs this: its trait is refused before")
 
 
 def vocabulary(model: ModelText) -> dict[str, str]:
@@ -60,6 +56,17 @@ def vocabulary(model: ModelText) -> dict[str, str]:
     if byteorder == "big":
         lengths.byteswap()
     return {"bytes": b64encode(b"".join(tokens)).decode(), "lengths": b64encode(lengths.tobytes()).decode()}
+
+
+def _describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]:
+    if call.model not in ("", model.info.name):
+        raise NotFound(f"model: {call.model!r} is not served; {model.info.name!r} is", field="model")
+    found: dict[str, Any] = {"run": run.run_id, "version": _version(), "seed": run.seed, "model": model.info}
+    if "arguments" in call.include:
+        found["arguments"] = run.arguments
+    if "prompt_template" in call.include:
+        found["prompt_template"] = model.tokenizer.chat_template
+    return found
 
 
 @cache

@@ -18,9 +18,9 @@ from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, Loo
 from loopwright.core.ids import CallId
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
+from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.facts import ModelText, RunFacts, describe, models, vocabulary
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.segment_text import SegmentText
@@ -50,16 +50,16 @@ class Host:
     def __init__(
         self,
         *,
-        facts: RunFacts,
+        run: facts.RunFacts,
         session: Session,
-        model: ModelText,
+        model: facts.ModelText,
         egress: Egress,
         events: EventLog,
         permissions: Permissions,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
     ) -> None:
-        self._facts = facts
+        self._run = run
         self._session = session
         self._model = model
         self._egress = egress
@@ -104,6 +104,8 @@ class Host:
         try:
             call = self._decode_call(op)
             wants_answer = call.answer
+            if isinstance(call, calls.HostCall):  # what control answers it refuses itself, in the order of the queue
+                require_traits(call, self._model.info)
             self._dispatch(handle, call)
         except LoopwrightError as error:
             self._answer_error(handle, error, wants_answer)
@@ -141,17 +143,11 @@ class Host:
             raise BadRequest(f"malformed call: {error}") from None
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
-        if isinstance(call, calls.HostCall):  # what control answers it refuses itself, in the order of the queue
-            require_traits(call, self._model.info)
         match call:
-            case calls.Describe():
-                self._answer(handle, call, describe(call, self._facts, self._model))
-            case calls.Models():
-                self._answer(handle, call, models(call, self._model))
+            case calls.Describe() | calls.Models() | calls.Adapters() | calls.EmbedsNeeded():
+                self._answer(handle, call, facts.answer(call, self._run, self._model))
             case calls.Vocabulary():
-                self._spawn(handle, call, asyncio.to_thread(vocabulary, self._model))
-            case calls.Adapters() | calls.EmbedsNeeded():
-                raise AssertionError("no engine runs this: its trait is refused before")
+                self._spawn(handle, call, asyncio.to_thread(facts.vocabulary, self._model))
             case calls.Tokenize():
                 self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
             case calls.Detokenize():
@@ -163,11 +159,8 @@ class Host:
                 self._begin_segment(handle, call)
             case calls.HttpRequest():
                 self._spawn(handle, call, self._egress.request(call, self._permissions))
-            case calls.EmitValue():
-                self._tell(lambda: self._events.emit(call.value, len(_encode(call.value))))
-                self._answer(handle, call, Done())
-            case calls.EmitText():
-                self._tell(lambda: self._events.text(call.text))
+            case calls.EmitValue() | calls.EmitText():
+                self._emit(call)
                 self._answer(handle, call, Done())
             case calls.Interrupt() | calls.Cancel():
                 self._stop_call(call.handle)
@@ -175,6 +168,12 @@ class Host:
             case _:  # the rest of the union is control's
                 self._open[handle] = OpenCall(wants_answer=call.answer)
                 self._session.submit(CallId(handle), call)
+
+    def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
+        if isinstance(call, calls.EmitValue):
+            self._tell(lambda: self._events.emit(call.value, len(_encode(call.value))))
+        else:
+            self._tell(lambda: self._events.text(call.text))
 
     def _answer_text(
         self, handle: int, call: calls.Tokenize | calls.RenderChat, num_chars: int, work: Callable[[], object]

@@ -212,7 +212,7 @@ class Launcher:
         session = self._control.open(run.run_id, limits)
         try:
             async with Host(
-                facts=RunFacts(run.run_id, run.seed, run.arguments),
+                run=RunFacts(run.run_id, run.seed, run.arguments),
                 session=session,
                 model=self._model,
                 egress=self._egress,
