@@ -27,12 +27,11 @@ Key: TypeAlias = tuple[TenantId, str]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Pages that are lent. `written` are the bits of a page's places that hold KV, page by page."""
+    """Pages that are lent."""
 
     run_id: RunId
     call: ExportPages
     block_ids: tuple[BlockId, ...]
-    written: tuple[int, ...]
 
     @property
     def info(self) -> ExportInfo:
@@ -56,7 +55,7 @@ class Exports:
         block_ids = tuple(page.id for page in pages if page.id is not None)  # what holds KV has a block
         for block_id in block_ids:
             self._blocks.share(block_id)
-        self._exports[key] = Export(run_id, call, block_ids, tuple(page.written for page in pages))
+        self._exports[key] = Export(run_id, call, block_ids)
         self._num_pages += len(block_ids)
         if not call.persistent:
             self._of_runs.setdefault(run_id, set()).add(key)
@@ -83,8 +82,6 @@ class Exports:
                 hint="exported_pages says how many an export has",
             )
         table.adopt(pages, export.block_ids)
-        for page, written in zip(pages, export.written, strict=True):
-            page.written = written
         positions, tokens = export.call.positions, export.call.tokens
         return Imported(len(positions), len(pages), positions, tokens)
 

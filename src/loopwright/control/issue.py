@@ -85,7 +85,7 @@ def prepare_refused(one: OpenCall, holdings: Holdings, block_size: int) -> None:
         ):
             one.page_writes = _bound(holdings.pages, pages[max(kv_len, 0) // block_size :])
     match one.call:
-        case EmbedText(embeds=embeds) | Forward(outputs=embeds):
+        case EmbedText(embeds=embeds) | EmbedImage(embeds=embeds) | Forward(outputs=embeds):
             one.embed_writes = _bound(holdings.embeds, embeds)
     one.pages = list(one.page_writes)
 

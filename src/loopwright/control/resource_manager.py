@@ -134,7 +134,9 @@ class ResourceManager:
             case UnexportPages(name=name):
                 self.exports.remove(tenant, name)
             case ImportPages():
-                return self.exports.import_into(self._holdings[call.run_id].pages, tenant, call.call, call.pages)
+                imported = self.exports.import_into(self._holdings[call.run_id].pages, tenant, call.call, call.pages)
+                self._mark_kv(call.pages, 0, imported.kv_len)
+                return imported
         return Done()
 
     def check_reads(self, call: OpenCall) -> None:
