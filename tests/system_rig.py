@@ -216,6 +216,7 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
         has_chat_template=has_template,
         quantization="F32",
         weights_sha256="",
+        version="F32-test",
     )
 
 

@@ -164,7 +164,9 @@ class Queue:
         return self._port.stream({"op": "segment", "generate": inner, "emit": emit, "stream": stream})
 
     def _operation(self, op: str, fields: Payload) -> Operation:
-        return {"op": op, "queue": self.name, **{name: value for name, value in fields.items() if value is not None}}
+        given = {name: value for name, value in fields.items() if value is not None}
+        ranges = {name: list(value) for name, value in given.items() if isinstance(value, range)}  # JSON has none
+        return {"op": op, "queue": self.name, **given, **ranges}
 
 
 def describe(*, model: str = "", include: Sequence[str] = ()) -> Answer:
