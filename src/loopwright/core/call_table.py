@@ -25,11 +25,6 @@ class CallKind:
     completes_with: type[results.Result] | str
     traits: tuple[Trait, ...] = ()  # () is core: every model has it
 
-    @property
-    def completion(self) -> str:
-        """What the call completes with, by name or by fields."""
-        return self.completes_with if isinstance(self.completes_with, str) else self.completes_with.__name__
-
 
 CALL_KINDS: Final[Mapping[type, CallKind]] = {
     host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?}"),
