@@ -1,7 +1,7 @@
-"""What calls mean: one after the other, in the order of their issue, over plain lists. Knows no batches, blocks or waits.
+"""What calls mean: one after the other, in the order of their issue, over plain lists. Knows no batch, block or wait.
 
-Every answer and every failure of control must be this machine's, whatever ran ahead, beside or late. Pages and embeds are
-cells that names point to; a failed call taints what it should have written, until everything is cleared.
+Every answer and every failure of control must be this machine's, whatever ran ahead, beside or late. Pages and embeds
+are cells that names point to; a failed call taints what it should have written, until everything is cleared.
 """
 
 from collections.abc import Sequence
@@ -103,43 +103,49 @@ class SerialMachine:
                 return [], []
 
     def _run(self, call: QueueCall, *, is_dry: bool) -> tuple[int, int | None]:
+        """The answer of a call whose effects take place, unless it is only looked at."""
         match call:
-            case Synchronize():
-                return 0, None
             case EmbedText():
-                cells = self._find(self.embeds, call.embeds)
-                _check(max(call.tokens) < VOCAB_SIZE and len(set(call.embeds)) == len(call.embeds))
-                for cell, *value in zip(cells, call.tokens, call.positions, strict=True):
-                    cell.values[0] = cell.values[0] if is_dry else tuple(value)
-                return 0, None
+                self._embed(call, is_dry)
             case Sample():
                 (cell,) = self._find(self.embeds, (call.embed,))
                 return 0, None if is_dry else choose(_written(cell.values)[0], call.sampling, call.position)  # type: ignore[arg-type]
             case CopyPage():
                 self._copy(call, is_dry)
-                return 0, None
             case ShiftKv():
                 self._shift(call, is_dry)
-                return 0, None
             case Forward():
-                cells, outputs = self._find(self.embeds, call.inputs), self._find(self.embeds, call.outputs)
-                places = self._places(call.pages, call.kv_len, len(cells))
-                if not is_dry:
-                    inputs = [value for cell in cells for value in _written(cell.values)]
-                    hiddens = _forward(places, call.kv_len, inputs)  # type: ignore[arg-type]
-                    for cell, hidden in zip(reversed(outputs), reversed(hiddens), strict=False):
-                        cell.values[0] = hidden
-                return call.kv_len + len(cells), None
+                return self._forward(call, is_dry), None
             case ForwardText():
-                _check(max(call.tokens) < VOCAB_SIZE)
-                places = self._places(call.pages, call.kv_len, len(call.tokens))
-                if is_dry:
-                    return 0, None
-                hiddens = _forward(places, call.kv_len, list(zip(call.tokens, call.positions, strict=True)))
-                assert call.sampling is not None
-                return call.kv_len + len(call.tokens), choose(hiddens[-1], call.sampling, call.positions[-1] + 1)
+                return self._forward_text(call, is_dry)
             case _:
-                raise AssertionError(call)
+                assert isinstance(call, Synchronize)
+        return 0, None
+
+    def _embed(self, call: EmbedText, is_dry: bool) -> None:
+        cells = self._find(self.embeds, call.embeds)
+        _check(max(call.tokens) < VOCAB_SIZE)
+        for cell, *value in zip(cells, call.tokens, call.positions, strict=True):
+            cell.values[0] = cell.values[0] if is_dry else tuple(value)
+
+    def _forward(self, call: Forward, is_dry: bool) -> int:
+        cells, outputs = self._find(self.embeds, call.inputs), self._find(self.embeds, call.outputs)
+        places = self._places(call.pages, call.kv_len, len(cells))
+        if not is_dry:
+            inputs = [value for cell in cells for value in _written(cell.values)]
+            hiddens = _run_tokens(places, call.kv_len, inputs)  # type: ignore[arg-type]
+            for cell, hidden in zip(reversed(outputs), reversed(hiddens), strict=False):
+                cell.values[0] = hidden
+        return call.kv_len + len(cells)
+
+    def _forward_text(self, call: ForwardText, is_dry: bool) -> tuple[int, int | None]:
+        _check(max(call.tokens) < VOCAB_SIZE)
+        places = self._places(call.pages, call.kv_len, len(call.tokens))
+        assert call.sampling is not None
+        if is_dry:
+            return 0, None
+        hiddens = _run_tokens(places, call.kv_len, list(zip(call.tokens, call.positions, strict=True)))
+        return call.kv_len + len(call.tokens), choose(hiddens[-1], call.sampling, call.positions[-1] + 1)
 
     def _copy(self, call: CopyPage, is_dry: bool) -> None:
         (source,), (target,) = self._find(self.pages, (call.source,)), self._find(self.pages, (call.target,))
@@ -171,7 +177,7 @@ class SerialMachine:
         return sum(one is cell for one in self.pages.values())
 
 
-def _forward(places: list[tuple[list[object], int]], kv_len: int, inputs: Sequence[tuple[int, int]]) -> list[int]:
+def _run_tokens(places: list[tuple[list[object], int]], kv_len: int, inputs: Sequence[tuple[int, int]]) -> list[int]:
     seen = _written([values[offset] for values, offset in places[:kv_len]])
     hiddens = []
     for number, (token, position) in enumerate(inputs):

@@ -1,8 +1,8 @@
-"""Random calls of three queues on few pages and embeds, some of them wrong, interleaved with steps at random: each answer
-and each failure is that of running the calls one after the other, in the order of their issue.
+"""Random calls of three queues on few pages and embeds, some of them wrong, interleaved with steps at random: each
+answer and each failure is that of running the calls one after the other, in the order of their issue.
 
-Names change at issue, whatever is still to run; positions are any; a batch whose entries touch each other fails in the fake
-engine; a page is free again with its last name and its last call.
+Names change at issue, whatever is still to run; positions are any; a batch whose entries touch each other fails in the
+fake engine; a page is free again with its last name and its last call.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ pages = st.integers(1, 5).map(PageName)
 inputs = st.integers(1, 3).map(EmbedName)
 outputs = st.integers(11, 13).map(EmbedName)
 positions = st.integers(0, 99)
-tokens = st.integers(0, 64)  # 64 is not in the vocabulary
+tokens = st.integers(0, 127).map(lambda number: 64 if number == 127 else number % 64)  # 64 is not in the vocabulary
 samplings = st.builds(Sampling, temperature=st.just(1.0), seed=st.integers(0, 2))
 
 
@@ -139,8 +139,20 @@ class Pair:
         for name in (*range(1, 4), *range(11, 14)):
             self.run.now(AllocateEmbeds(queue=NAMES_QUEUE, embeds=(EmbedName(name),)))
             self.serial.embeds[name] = Cell([None])
-        for name in range(1, 5):
+        self.fill()
+
+    def fill(self) -> None:
+        """Four pages and all embeds hold something."""
+        names, numbers = tuple(PageName(name) for name in range(1, 5)), tuple(range(16))
+        for name in names:
             self.rename(Rename("take", name, name))
+        read, written = tuple(EmbedName(name) for name in (1, 2, 3)), tuple(EmbedName(name) for name in (11, 12, 13))
+        queue = QueueName(QUEUES[0])
+        self.act(EmbedText(queue=queue, tokens=(5, 6, 7), positions=(0, 1, 9), embeds=read))
+        self.act(Forward(queue=queue, pages=names, kv_len=0, inputs=read, outputs=written))
+        sampling = Sampling(temperature=1.0)
+        self.act(ForwardText(queue=queue, pages=names, kv_len=0, tokens=numbers, positions=numbers, sampling=sampling))
+        self.drain()
 
     def act(self, one: object) -> None:
         match one:

@@ -256,7 +256,8 @@ class Controller:
             return
         if isinstance(call, ClearQueue):
             queue.failure = None  # for what is issued from now on; its turn clears what fails until then
-            ordering.clear(queue)
+            queue.num_clears += 1
+            ordering.clear(queue, queue.num_clears)
         failure = queue.failure
         one = self._open_call(session, queue, call_id, call)
         if failure is None:
@@ -297,7 +298,7 @@ class Controller:
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
         place = rank(self._num_issued, queue.priority)
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place)
+        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
         session.open_calls[call.call_id] = call
@@ -348,11 +349,13 @@ class Controller:
         waiting = deque(ready)
         while waiting:
             call = waiting.popleft()
+            if call.failure is None and (failure := ordering.taint(call)) is not None:
+                ordering.fail(call, failure)
             if call.failure is None and not isinstance(call.call, SettledCall):
                 self._scheduler.add(call)
                 continue
             if isinstance(call.call, ClearQueue):
-                ordering.clear(call.queue)
+                ordering.clear(call.queue, call.num_clears)
             result = self._exchange(call) if call.failure is None else None
             waiting.extend(self._discard(call))
             call.inbox.put(Completion(call.call_id, result, call.failure))
