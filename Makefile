@@ -19,7 +19,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check parity examples docs bench size changelog clean
+.PHONY: help setup demo test check parity examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -48,6 +48,9 @@ examples: $(DEV) ## run every program of programs/ and compare its events
 docs: $(DEV)     ## check that documents name only what exists; show the next change notes
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
+
+reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
+	$(BIN)/python tests/project/calls_reference.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

@@ -20,7 +20,7 @@ from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
-from loopwright.runtime.host import ModelText
+from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox

@@ -12,6 +12,7 @@ from loopwright.core.calls import (
     CopyPage,
     DistributionRequest,
     EmbedText,
+    ExportPages,
     Forward,
     ForwardText,
     Generate,
@@ -52,6 +53,18 @@ def check_embed_text(call: EmbedText, shape: EngineShape) -> None:
     _check_length("embeds", len(call.embeds), "tokens", len(call.tokens))
     _check_not_empty("tokens", len(call.tokens))
     _check_inputs(call.tokens, call.positions, shape)
+
+
+def check_export(call: ExportPages, shape: EngineShape) -> None:
+    """The pages are as many as the positions need, and tokens, if there are any, as many as positions."""
+    _check_inputs(call.tokens or (0,) * len(call.positions), call.positions, shape)
+    num_needed = -(-len(call.positions) // shape.block_size)
+    if len(call.pages) != num_needed:
+        raise BadRequest(
+            f"pages: {len(call.pages)} for {len(call.positions)} positions, which need {num_needed} of "
+            f"{shape.block_size} tokens each",
+            field="pages",
+        )
 
 
 def check_forward(call: Forward, num_places: int) -> None:

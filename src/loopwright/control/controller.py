@@ -13,6 +13,7 @@ from dataclasses import asdict
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
+from loopwright.control.direct_calls import DirectCall, answer, find_queue, rank
 from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
@@ -21,7 +22,19 @@ from loopwright.control.scheduler import ControlConfig, Scheduler, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
+from loopwright.core.call_table import require_traits
+from loopwright.core.calls import (
+    ClearQueue,
+    ExportPages,
+    FreeEmbeds,
+    FreePages,
+    Generate,
+    ImportPages,
+    QueueCall,
+    SetPriority,
+    Synchronize,
+    UnexportPages,
+)
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -31,7 +44,6 @@ from loopwright.core.errors import (
     InternalError,
     LimitExceeded,
     LoopwrightError,
-    NotFound,
     OutOfPages,
 )
 from loopwright.core.executor import Executor
@@ -42,8 +54,8 @@ from loopwright.core.results import CallResult, Completion, Done
 
 logger = logging.getLogger(__name__)
 
-PRIORITY_ADVANCE = 1000
-"""A queue of priority 1 goes before 1000 calls issued earlier: it is preferred, and yet starves nobody."""
+SettledCall = Synchronize | ClearQueue | ExportPages | UnexportPages | ImportPages
+"""Calls that wait for their turn and then need no engine."""
 
 
 class Controller:
@@ -173,13 +185,18 @@ class Controller:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
         self._changed()
-        if isinstance(call, CreateQueue):
-            self._create_queue(session, call_id, call)
+        try:
+            if isinstance(call, DirectCall):
+                result = answer(call, session, self._resources, self._model_info)
+                if isinstance(call, SetPriority):
+                    self._scheduler.reorder()
+                session.inbox.put(Completion(call_id, result))
+                return
+            queue = find_queue(session, call.queue)
+        except LoopwrightError as error:
+            session.inbox.put(Completion(call_id, error=error.info()))
             return
-        queue = session.queues.get(call.queue)
-        if queue is None:
-            session.inbox.put(Completion(call_id, error=_no_queue(session, call.queue).info()))
-        elif isinstance(call, ImmediateCall):
+        if isinstance(call, ImmediateCall):
             self._apply(session, queue, call_id, call)
         else:
             self._enqueue(session, queue, call_id, call)
@@ -209,6 +226,7 @@ class Controller:
         for call in [call for call in session.open_calls.values() if not call.is_running]:
             self._discard(call)
         self._resources.unbind_all(session.run_id)
+        self._resources.exports.end_run(session.run_id)
         self._forget_if_empty(session)
 
     def check_integrity(self) -> None:
@@ -219,23 +237,12 @@ class Controller:
 
     # Issuing
 
-    def _create_queue(self, session: InlineSession, call_id: CallId, call: CreateQueue) -> None:
-        error: LoopwrightError | None = None
-        if call.queue in session.queues:
-            error = BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
-        elif call.model not in ("", self._model_info.name):
-            error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
-        elif len(session.queues) >= (max_queues := session.limits.max_queues):
-            error = _too_many_queues(max_queues)
-        if error is None:
-            session.queues[call.queue] = CallQueue(call.queue, call.priority)
-        session.inbox.put(_completion(call_id, error))
-
     def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
         works on a poisoned queue too."""
         if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
             try:
+                require_traits(call, self._model_info)
                 self._resources.apply(session.run_id, call)
             except LoopwrightError as error:
                 self._enqueue_refused(session, queue, call_id, call, error.info())
@@ -249,12 +256,14 @@ class Controller:
             return
         if isinstance(call, ClearQueue):
             queue.failure = None  # for what is issued from now on; its turn clears what fails until then
-            ordering.clear(queue)
+            queue.num_clears += 1
+            ordering.clear(queue, queue.num_clears)
         failure = queue.failure
         one = self._open_call(session, queue, call_id, call)
         if failure is None:
             holdings = self._resources.holdings(session.run_id)
             try:
+                require_traits(call, self._model_info)
                 if isinstance(call, Generate):
                     self._compiling.check(call)
                 prepare(one, call, holdings, self._resources.shape, self._token_bytes)
@@ -288,8 +297,8 @@ class Controller:
 
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
-        rank = self._num_issued - queue.priority * PRIORITY_ADVANCE
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, rank)
+        place = rank(self._num_issued, queue.priority)
+        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
         session.open_calls[call.call_id] = call
@@ -340,14 +349,24 @@ class Controller:
         waiting = deque(ready)
         while waiting:
             call = waiting.popleft()
-            if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
+            if call.failure is None and (failure := ordering.taint(call)) is not None:
+                ordering.fail(call, failure)
+            if call.failure is None and not isinstance(call.call, SettledCall):
                 self._scheduler.add(call)
                 continue
             if isinstance(call.call, ClearQueue):
-                ordering.clear(call.queue)
+                ordering.clear(call.queue, call.num_clears)
+            result = self._exchange(call) if call.failure is None else None
             waiting.extend(self._discard(call))
-            done = None if call.failure is not None else Done()
-            call.inbox.put(Completion(call.call_id, done, call.failure))
+            call.inbox.put(Completion(call.call_id, result, call.failure))
+
+    def _exchange(self, call: OpenCall) -> CallResult | None:
+        """Does what a SettledCall asks for. None if it failed."""
+        try:
+            return self._resources.exchange(call, self._sessions[call.run_id].tenant)
+        except LoopwrightError as error:
+            ordering.fail(call, error.info())
+            return None
 
     def _discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
@@ -416,20 +435,3 @@ class Controller:
                 await self._wake.wait()
         except TimeoutError:
             return
-
-
-def _no_queue(session: InlineSession, queue: int) -> LoopwrightError:
-    """Of a run that has all its queues the limit is what stopped this one, which nobody may have waited to hear."""
-    if len(session.queues) >= session.limits.max_queues:
-        return _too_many_queues(session.limits.max_queues)
-    return NotFound(f"queue: {queue} is not a queue of this run", field="queue", hint="create_queue")
-
-
-def _too_many_queues(max_queues: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"the run has {max_queues} queues, which is the limit; each context takes one, and keeps it", field="queue"
-    )
-
-
-def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:
-    return Completion(call_id, Done()) if error is None else Completion(call_id, error=error.info())

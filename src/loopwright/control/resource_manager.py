@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
 from loopwright.control.ordering import OpenCall, Page, Resource
@@ -17,17 +18,21 @@ from loopwright.core.calls import (
     AllocatePages,
     CopyPage,
     EmbedText,
+    ExportPages,
     Forward,
     FreeEmbeds,
     FreePages,
     Generate,
+    ImportPages,
     SharePages,
     ShiftKv,
+    UnexportPages,
 )
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, LimitExceeded, OutOfPages, Overloaded
 from loopwright.core.executor import EngineShape
-from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId
+from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId, TenantId
+from loopwright.core.results import Done, Imported
 
 ImmediateCall = AllocatePages | FreePages | SharePages | AllocateEmbeds | FreeEmbeds
 """Calls that only change names: done when they are issued."""
@@ -51,6 +56,7 @@ class ResourceManager:
         self.shape = shape
         self.blocks = Pool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
+        self.exports = Exports(self.blocks)
         self._holdings: dict[RunId, Holdings] = {}
         self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
@@ -101,6 +107,9 @@ class ResourceManager:
         holdings.pages.hold(call.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
+        if isinstance(call.call, ExportPages):
+            for page in call.pages:
+                page.num_exporting += 1
 
     def release(self, call: OpenCall) -> None:
         """Ends `hold`. A call that failed also loses the names it bound: its program finds the pages as they were."""
@@ -109,9 +118,26 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
+        if isinstance(call.call, ExportPages):
+            for page in call.pages:
+                page.num_exporting -= 1
         holdings.pages.drop(call.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
+
+    def exchange(self, call: OpenCall, tenant: TenantId) -> Done | Imported:
+        """Exports, unexports or imports, when the call's turn has come. Raises, and changes nothing, if it cannot."""
+        match call.call:
+            case ExportPages(positions=positions):
+                self._check_kv(call.pages, len(positions), "positions")
+                self.exports.add(tenant, call.run_id, call.call, call.pages)
+            case UnexportPages(name=name):
+                self.exports.remove(tenant, name)
+            case ImportPages():
+                imported = self.exports.import_into(self._holdings[call.run_id].pages, tenant, call.call, call.pages)
+                self._mark_kv(call.pages, 0, imported.kv_len)
+                return imported
+        return Done()
 
     def check_reads(self, call: OpenCall) -> None:
         """Raises BadRequest if the call would read what nobody wrote: there may be what another run left."""
@@ -163,7 +189,7 @@ class ResourceManager:
         for call in open_calls:
             num_holds.update([*call.pages, *call.embed_reads, *call.embed_writes])
             held_by_calls[call.run_id].append(call)
-        blocks: list[BlockId] = []
+        blocks: list[BlockId] = self.exports.block_ids()
         slots: list[SlotId] = []
         for run_id, holdings in self._holdings.items():
             calls = held_by_calls[run_id]
@@ -174,13 +200,13 @@ class ResourceManager:
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
-    def _check_kv(self, pages: Sequence[Page], kv_len: int) -> None:
+    def _check_kv(self, pages: Sequence[Page], kv_len: int, field: str = "kv_len") -> None:
         num_full, num_tail = divmod(kv_len, self.shape.block_size)
         for place in range(num_full):
             if pages[place].written != self._full:
-                raise _no_kv(place, pages[place], self.shape.block_size)
+                raise _no_kv(field, place, pages[place], self.shape.block_size)
         if num_tail and _range_bits(0, num_tail) & ~pages[num_full].written:
-            raise _no_kv(num_full, pages[num_full], num_tail)
+            raise _no_kv(field, num_full, pages[num_full], num_tail)
 
     def _check_shift(self, pages: Sequence[Page], call: ShiftKv) -> None:
         size, start = self.shape.block_size, call.start % self.shape.block_size
@@ -230,11 +256,11 @@ def _range_bits(start: int, end: int) -> int:
     return (1 << end) - (1 << start)
 
 
-def _no_kv(place: int, page: Page, num_needed: int) -> BadRequest:
+def _no_kv(field: str, place: int, page: Page, num_needed: int) -> BadRequest:
     num_written = (~page.written & (page.written + 1)).bit_length() - 1
     return BadRequest(
-        f"kv_len: pages[{place}] has KV for its first {num_written} tokens, and {num_needed} are counted",
-        field="kv_len",
+        f"{field}: pages[{place}] has KV for its first {num_written} tokens, and {num_needed} are counted",
+        field=field,
     )
 
 

@@ -80,6 +80,10 @@ class Scheduler:
         else:
             insort(self._long, call, key=lambda one: one.rank)
 
+    def reorder(self) -> None:
+        """For whoever changed the rank of calls that may be here."""
+        self._long.sort(key=lambda call: call.rank)
+
     def form(self) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)

@@ -33,7 +33,8 @@ from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.host import Host, ModelText
+from loopwright.runtime.facts import ModelText, RunFacts
+from loopwright.runtime.host import Host
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
@@ -213,8 +214,7 @@ class Launcher:
         session = self._control.open(run.run_id, limits)
         try:
             async with Host(
-                run_id=run.run_id,
-                seed=run.seed,
+                run=RunFacts(run.run_id, run.seed, run.arguments),
                 session=session,
                 model=self._model,
                 egress=self._egress,
