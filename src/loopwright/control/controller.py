@@ -6,6 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,10 +15,11 @@ from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
 from loopwright.control.feeds import Feed, forwarded
+from loopwright.control.grouping import make_scheduler
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
@@ -69,7 +71,7 @@ class Controller:
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape)
-        self._scheduler = Scheduler(config, self._resources)
+        self._scheduler = make_scheduler(config, self._resources)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
         self._num_issued = 0
@@ -117,6 +119,7 @@ class Controller:
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
                 self.fail_step(error)
             else:
+                self._counts.busy_s += self._clock.now_s() - started_s
                 self.complete(result)
 
     def schedule(self) -> Batch | None:
@@ -128,7 +131,7 @@ class Controller:
             if call.num_blockers == 0:
                 self._settle([call])
         while True:
-            step = self._scheduler.form()
+            step = self._scheduler.form(self._clock.now_s())
             for call, error in step.refused:
                 self._fail(call, error.info())
             if calls := step.calls:
@@ -342,7 +345,7 @@ class Controller:
         while waiting:
             call = waiting.popleft()
             if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
-                self._scheduler.add(call)
+                self._scheduler.add(call, self._changed_s)
                 continue
             if isinstance(call.call, ClearQueue):
                 ordering.clear(call.queue)
@@ -412,8 +415,11 @@ class Controller:
         return True
 
     async def _wait_for_change(self) -> None:
+        wait_s = self._scheduler.due_s() - self._clock.now_s()
+        if self._is_stuck():
+            wait_s = self._config.max_stuck_s
         try:
-            async with asyncio.timeout(self._config.max_stuck_s if self._is_stuck() else None):
+            async with asyncio.timeout(max(wait_s, 0.0) if math.isfinite(wait_s) else None):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -14,6 +14,7 @@ class StepCounts:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_failed_steps: int = 0
+    busy_s: float = 0.0
 
     def count(self, step: Step) -> None:
         self.num_steps += 1

@@ -4,6 +4,7 @@ Called by the controller whenever the engine is idle. Rows of one token come fir
 share what the token budget leaves, by rank, and are cut to fit it. A call that needs a block and finds none stays.
 """
 
+import math
 from bisect import insort
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import msgspec
 
 from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
+from loopwright.control.policies import PolicyName
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
@@ -25,6 +27,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
     max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
+    policy: PolicyName = "adaptive"  # when waiting calls become a batch; the others are there to compare
+    policy_calls: int = 8  # k-only: calls of a batch
+    policy_max_wait_s: float = 0.1  # k-only: a batch may be smaller after so long
+    policy_wait_s: float = 0.016  # t-only: how long the first call of a batch waits for others
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:
@@ -71,8 +77,8 @@ class Scheduler:
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, by rank
 
-    def add(self, call: OpenCall) -> None:
-        """Takes a call that waits for nobody any more."""
+    def add(self, call: OpenCall, now_s: float) -> None:
+        """Takes a call that waits for nobody any more. When it came does not matter: what waits runs."""
         if not isinstance(call.work, Feed):
             self._light.append(call)
         elif call.work.num_left == 1:
@@ -80,7 +86,7 @@ class Scheduler:
         else:
             insort(self._long, call, key=lambda one: one.rank)
 
-    def form(self) -> Step:
+    def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
         self._take_light(step)
@@ -91,6 +97,10 @@ class Scheduler:
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
         return [call for call in (*self._light, *self._short, *self._long) if not call.is_over]
+
+    def due_s(self) -> float:
+        """When a step could be formed though nothing else happens: never, for what can run, runs."""
+        return math.inf
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
