@@ -146,19 +146,16 @@ class Controller:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
-        for call in (*step.copies, *step.embeds):
-            self._finish(call, Done())
-        for call, row in zip(step.rows, result.rows, strict=True):
-            self._take_row(call, row)
-        for call, row in zip(step.heads, result.heads, strict=True):
+        for call, row in step.outcomes(result):
+            call.is_running = False
+            if call.is_over:  # with its run, or because a call of this very step failed
+                continue
             if row.error is not None:
                 self._fail(call, row.error)
-            else:
-                assert isinstance(call.work, HeadRow)
+            elif isinstance(call.work, Feed):
+                self._take_row(call, call.work, row)
+            elif isinstance(call.work, HeadRow):
                 self._finish(call, forwarded(row, call.work.sampling))
-        for call, row in zip(step.shifts, result.shifts, strict=True):
-            if row.error is not None:
-                self._fail(call, row.error)
             else:
                 self._finish(call, Done())
 
@@ -167,7 +164,9 @@ class Controller:
         step = self._end_step()
         self._counts.num_failed_steps += 1
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        for call in step.calls:
+        failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
+        for call, _ in step.outcomes(failed):
+            call.is_running = False
             self._fail(call, info)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
@@ -304,14 +303,7 @@ class Controller:
 
     # Ending
 
-    def _take_row(self, call: OpenCall, row: RowResult) -> None:
-        feed = call.work
-        assert isinstance(feed, Feed)
-        if call.is_over:
-            return
-        if row.error is not None:
-            self._fail(call, row.error)
-            return
+    def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
         try:
             is_over = feed.advance(row)
         except LoopwrightError as error:  # its grammar cannot go on
@@ -345,8 +337,11 @@ class Controller:
         while waiting:
             call = waiting.popleft()
             if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
-                self._scheduler.add(call, self._changed_s)
+                if not call.is_running:  # else it joined the step of the call that it waited for
+                    self._scheduler.add(call, self._changed_s)
                 continue
+            if call.is_running:
+                self._resources.mark_lost(call)
             if isinstance(call.call, ClearQueue):
                 ordering.clear(call.queue)
             waiting.extend(self._discard(call))
@@ -373,7 +368,6 @@ class Controller:
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
         for call in step.calls:
-            call.is_running = False
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
                 self._forget_if_empty(self._sessions[call.run_id])

@@ -85,6 +85,11 @@ class Feed:
         """Whether a row may hold less than all that is left."""
         return self._is_divisible and self.num_left > self._num_drafts + 1
 
+    @property
+    def is_last_row(self) -> bool:
+        """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
+        return self._num_in_row == self.num_left and not self._num_drafts
+
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
         self._num_in_row = min(max_tokens, self.num_left)

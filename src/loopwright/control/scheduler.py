@@ -6,16 +6,20 @@ share what the token budget leaves, by rank, and are cut to fit it. A call that 
 
 import math
 from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import msgspec
 
 from loopwright.control.feeds import Feed
-from loopwright.control.ordering import OpenCall
+from loopwright.control.joining import Joining
+from loopwright.control.ordering import AnyResource, OpenCall
 from loopwright.control.policies import PolicyName
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
 
@@ -49,6 +53,7 @@ class Step:
     embeds: list[OpenCall] = field(default_factory=list)
     rows: list[OpenCall] = field(default_factory=list)
     heads: list[OpenCall] = field(default_factory=list)
+    joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
     batch_rows: list[ForwardRow] = field(default_factory=list)
 
@@ -56,6 +61,30 @@ class Step:
     def calls(self) -> list[OpenCall]:
         """All calls of the batch."""
         return [*self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+
+    def light_list(self, call: OpenCall) -> list[OpenCall] | None:
+        """Where a call that is no feed belongs; None if it needs no engine."""
+        if isinstance(call.work, EmbedRow):
+            return self.embeds
+        if isinstance(call.work, HeadRow):
+            return self.heads
+        if isinstance(call.call, ShiftKv):
+            return self.shifts
+        return self.copies if isinstance(call.call, CopyPage) else None
+
+    def outcomes(self, result: StepResult) -> Iterable[tuple[OpenCall, RowResult]]:
+        """Each call with what came of it, after all that it waited for."""
+        pairs = chain(
+            zip(self.copies, repeat(_NOTHING)),
+            zip(self.shifts, result.shifts, strict=True),
+            zip(self.embeds, repeat(_NOTHING)),
+            zip(self.rows, result.rows, strict=True),
+            zip(self.heads, result.heads, strict=True),
+        )
+        if not self.joined:
+            return pairs
+        places = {call: place for place, call in enumerate(self.joined, start=1)}
+        return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
 
     def batch(self) -> Batch:
         return Batch(
@@ -92,6 +121,7 @@ class Scheduler:
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
+        self._take_joining(step)
         return step
 
     def waiting(self) -> list[OpenCall]:
@@ -106,13 +136,8 @@ class Scheduler:
         waiting = [call for call in self._light if not call.is_over]
         self._light = []
         for call in waiting:
-            taken = step.copies
-            if isinstance(call.work, EmbedRow):
-                taken = step.embeds
-            elif isinstance(call.work, HeadRow):
-                taken = step.heads
-            elif isinstance(call.call, ShiftKv):
-                taken = step.shifts
+            taken = step.light_list(call)
+            assert taken is not None
             if len(taken) < self._config.max_batch_rows and self._admit(call, step):
                 taken.append(call)
             elif not _is_refused(call, step):
@@ -167,6 +192,48 @@ class Scheduler:
             still_long.append(call)
         self._long = still_long
 
+    def _take_joining(self, step: Step) -> None:
+        """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
+        frontier = deque(call for call in step.calls if call.dependents)
+        joining = Joining(self._resources.shape.block_size)
+        while frontier:
+            for call in joining.freed_by(frontier.popleft()):
+                if self._join(call, step, joining.promised):
+                    step.joined.append(call)
+                    if call.dependents:
+                        frontier.append(call)
+
+    def _join(self, call: OpenCall, step: Step, promised: Mapping[AnyResource, int]) -> bool:
+        """Whether the call is in the step now. One that cannot run keeps its turn, and is refused then."""
+        feed = call.work
+        if not isinstance(feed, Feed):
+            taken = step.light_list(call)
+            if taken is None or len(taken) == self._config.max_batch_rows or not self._secure(call, promised):
+                return False
+            taken.append(call)
+            return True
+        budget = self._config.max_batch_tokens - sum(row.num_tokens for row in step.batch_rows)
+        if feed.num_left == 1 and len(step.rows) >= self._config.max_batch_rows:
+            return False
+        if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):
+            return False
+        row = feed.next_row(budget)
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        if _will_be_short(feed, row):
+            self._short.append(call)
+        elif row.num_tokens < feed.num_left:
+            insort(self._long, call, key=lambda one: one.rank)
+        return True
+
+    def _secure(self, call: OpenCall, promised: Mapping[AnyResource, int]) -> bool:
+        try:
+            self._resources.check_reads(call, promised)
+            call.is_started = self._resources.secure(call)
+        except LoopwrightError:
+            return False
+        return call.is_started
+
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
         try:
@@ -179,6 +246,9 @@ class Scheduler:
             return False
         call.is_started = True
         return True
+
+
+_NOTHING = RowResult()
 
 
 def _is_refused(call: OpenCall, step: Step) -> bool:

