@@ -3,7 +3,7 @@
 Cases `policy=P/n=N` are N segments that start together, one token in, so that every step decodes; `case=ideal/n=N` is
 what adaptive would reach if N cost it nothing but the larger steps: its value at n=1 times T(1) · N / T(N), T(N) being
 the engine's time for a step of N rows, measured in the same run. Cases `device=D/policy=P/n=128` are programs that look
-at every token, in virtual time; `device=paper/…` is what the Pie paper reports for such a device.
+at every token, in virtual time, and `…/calls=segment` the same as segments; `device=paper/…` is what the paper reports.
 """
 
 import asyncio
@@ -80,41 +80,41 @@ async def measure_step_s(control: Control, num_rows: int) -> float:
 
 def simulate_policies() -> list[Row]:
     """Rows of the simulated devices and of the paper. For a thread without a running loop."""
-    rows = [
-        measured(
-            _SUITE,
-            case_name(device=device, policy=policy, n=NUM_SIMULATED),
-            REQUESTS_PER_S,
-            [simulate(costs, policy, NUM_SIMULATED)],
-        )
+    n = NUM_SIMULATED
+    values = {
+        case_name(device=device, policy=policy, n=n): simulate(costs, policy, n)
         for device, costs in DEVICES.items()
         for policy in POLICIES
-    ]
-    return rows + [
-        measured(_SUITE, case_name(device="paper", policy=policy, n=128), REQUESTS_PER_S, [value])
-        for policy, value in PAPER_REQUESTS_PER_S.items()
-    ]
+    }
+    for device, costs in DEVICES.items():
+        values[case_name(device=device, policy="adaptive", n=n, calls="segment")] = simulate(
+            costs, "adaptive", n, is_segment=True
+        )
+    values |= {case_name(device="paper", policy=policy, n=128): one for policy, one in PAPER_REQUESTS_PER_S.items()}
+    return [measured(_SUITE, case, REQUESTS_PER_S, [value]) for case, value in values.items()]
 
 
-def simulate(costs: StepCosts, policy: PolicyName, num_programs: int) -> float:
+def simulate(costs: StepCosts, policy: PolicyName, num_programs: int, *, is_segment: bool = False) -> float:
     """Requests a second of virtual time. For a thread without a running loop."""
+
+    async def turn() -> None:
+        await asyncio.sleep(TURN_S)
+
+    async def program(control: Control, index: int) -> None:
+        await asyncio.sleep(START_SPREAD_S * index / num_programs)
+        with Caller(control, f"program-{index}") as caller:
+            if is_segment:
+                await by_segment(caller, SIMULATED_TOKENS_OUT, prompt_len=SIMULATED_TOKENS_IN)
+            else:
+                await by_token(caller, SIMULATED_TOKENS_OUT, prompt_len=SIMULATED_TOKENS_IN, turn=turn)
 
     async def main(clock: Clock) -> float:
         async with open_simulation(costs, clock, ControlConfig(policy=policy)) as simulation:
             started_s = clock.now_s()
-            await all_of(_program(simulation.control, index, num_programs) for index in range(num_programs))
+            await all_of(program(simulation.control, index) for index in range(num_programs))
             return num_programs / (clock.now_s() - started_s)
 
     return run_in_virtual_time(main)
-
-
-async def _program(control: Control, index: int, num_programs: int) -> None:
-    async def turn() -> None:
-        await asyncio.sleep(TURN_S)
-
-    await asyncio.sleep(START_SPREAD_S * index / num_programs)
-    with Caller(control, f"program-{index}") as caller:
-        await by_token(caller, SIMULATED_TOKENS_OUT, prompt_len=SIMULATED_TOKENS_IN, turn=turn)
 
 
 async def _requests_per_s(control: Control, clock: Clock, num_requests: int) -> float:

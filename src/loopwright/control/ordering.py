@@ -64,7 +64,7 @@ class OpenCall:
     __slots__ = (
         "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
         "is_running", "is_started", "num_blockers", "page_reads", "page_writes", "pages", "queue", "rank", "run_id",
-        "work",
+        "served_at", "work",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,7 @@ class OpenCall:
     ) -> None:
         self.run_id, self.inbox, self.call_id, self.call, self.queue = run_id, inbox, call_id, call, queue
         self.rank = rank  # the order among prompts: lower runs first
+        self.served_at = 0  # the step that last ran a row of one token of the call: lower runs first
         self.pages: list[Page] = []  # of a feed in KV order; of a copy (source, target)
         self.page_reads: Sequence[Page] = ()
         self.page_writes: list[Page] = []

@@ -23,6 +23,9 @@ from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRo
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
 
+PRIORITY_STEPS = 8
+"""When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
+
 
 class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a step may be. Prompts get what the rows of one token leave of `max_batch_tokens`, so the second limit
@@ -102,6 +105,7 @@ class Scheduler:
     def __init__(self, config: ControlConfig, resources: ResourceManager) -> None:
         self._config = config
         self._resources = resources
+        self._num_formed = 0  # steps, so far
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, by rank
@@ -111,6 +115,7 @@ class Scheduler:
         if not isinstance(call.work, Feed):
             self._light.append(call)
         elif call.work.num_left == 1:
+            call.served_at = self._num_formed
             self._short.append(call)
         else:
             insort(self._long, call, key=lambda one: one.rank)
@@ -118,6 +123,7 @@ class Scheduler:
     def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
+        self._num_formed += 1
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
@@ -134,6 +140,8 @@ class Scheduler:
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
+        if len(waiting) > self._config.max_batch_rows:
+            waiting.sort(key=lambda call: call.rank)  # otherwise all go
         self._light = []
         for call in waiting:
             taken = step.light_list(call)
@@ -145,23 +153,26 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        waiting, short = [call for call in self._short if not call.is_over], list[OpenCall]()
-        for call in waiting:
-            assert isinstance(call.work, Feed)
-            if call.work.num_left == 1:
-                short.append(call)
-            else:  # a grammar forced tokens after the sampled one
-                insort(self._long, call, key=lambda one: one.rank)
-        self._short = short
-        for place, call in enumerate(short):
-            if len(step.rows) == max_rows:
-                self._short = short[place:] + short[:place]
-                break
+        if len(self._short) > max_rows:
+            self._short.sort(key=_turn)  # otherwise all go
+        rows, batch_rows = step.rows, step.batch_rows
+        unserved, served = list[OpenCall](), list[OpenCall]()
+        for call in self._short:
+            if call.is_over:
+                continue
             feed = call.work
             assert isinstance(feed, Feed)
-            if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
-                step.rows.append(call)
-                step.batch_rows.append(feed.next_row(1))
+            if feed.num_left != 1:  # a grammar forced tokens after the sampled one
+                insort(self._long, call, key=lambda one: one.rank)
+            elif len(rows) == max_rows:
+                unserved.append(call)
+            else:
+                served.append(call)
+                if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+                    call.served_at = self._num_formed
+                    rows.append(call)
+                    batch_rows.append(feed.next_row(1))
+        self._short = unserved + served
 
     def _take_long(self, step: Step) -> None:
         budget = self._config.max_batch_tokens - len(step.rows)
@@ -185,6 +196,7 @@ class Scheduler:
                     budget -= row.num_tokens
                     is_first = False
                     if _will_be_short(feed, row):
+                        call.served_at = self._num_formed
                         self._short.append(call)
                         continue
                 elif not _is_refused(call, step):
@@ -221,6 +233,7 @@ class Scheduler:
         step.rows.append(call)
         step.batch_rows.append(row)
         if _will_be_short(feed, row):
+            call.served_at = self._num_formed
             self._short.append(call)
         elif row.num_tokens < feed.num_left:
             insort(self._long, call, key=lambda one: one.rank)
@@ -249,6 +262,11 @@ class Scheduler:
 
 
 _NOTHING = RowResult()
+
+
+def _turn(call: OpenCall) -> int:
+    """The longest unserved first; a queue of priority 1 as if it had waited for so many steps more."""
+    return call.served_at - call.queue.priority * PRIORITY_STEPS
 
 
 def _is_refused(call: OpenCall, step: Step) -> bool:

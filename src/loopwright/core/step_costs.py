@@ -22,7 +22,7 @@ class StepCosts:
         if not batch.rows:
             return self.light_s
         num_rows = len(batch.rows)
-        return self.rows_s(num_rows) + (batch.num_tokens - num_rows) * self.token_s
+        return self.rows_s(num_rows) + ((batch.num_tokens - num_rows) * self.token_s if self.token_s else 0.0)
 
     def rows_s(self, num_rows: int) -> float:
         """Seconds of a step of so many rows of one token."""
