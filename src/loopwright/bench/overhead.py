@@ -29,7 +29,7 @@ KINDS: dict[str, Program] = {"segment": by_segment, "program": by_token}
 """Ways to generate, by the name of their case."""
 
 NUM_ROWS = (1, 64, 256, 1024)
-NUM_STEPS = 64
+NUM_STEPS = 128  # tokens of each segment
 NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
 NUM_LIVE = 896
 NUM_CALLS = 2000

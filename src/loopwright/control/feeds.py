@@ -39,6 +39,7 @@ class Feed:
         "_slots",
         "_tokens",
         "block_ids",
+        "is_steady",
         "kv_len",
         "num_inputs",
         "sampled",
@@ -62,6 +63,7 @@ class Feed:
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
+        self.is_steady = False  # a segment that runs one token after another, and nothing special
         self._is_divisible = set(input_slots).isdisjoint(output_slots)
         self.sampled: Sequence[Sampled] = ()  # by the row that ran last
         self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots

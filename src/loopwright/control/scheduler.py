@@ -59,6 +59,7 @@ class Step:
     joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
     batch_rows: list[ForwardRow] = field(default_factory=list)
+    num_short: int = 0  # the first so many rows are of one token
 
     @property
     def calls(self) -> list[OpenCall]:
@@ -162,7 +163,7 @@ class Scheduler:
                 continue
             feed = call.work
             assert isinstance(feed, Feed)
-            if feed.num_left != 1:  # a grammar forced tokens after the sampled one
+            if not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
                 insort(self._long, call, key=lambda one: one.rank)
             elif len(rows) == max_rows:
                 unserved.append(call)
@@ -173,6 +174,7 @@ class Scheduler:
                     rows.append(call)
                     batch_rows.append(feed.next_row(1))
         self._short = unserved + served
+        step.num_short = len(rows)
 
     def _take_long(self, step: Step) -> None:
         budget = self._config.max_batch_tokens - len(step.rows)
@@ -206,7 +208,9 @@ class Scheduler:
 
     def _take_joining(self, step: Step) -> None:
         """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
-        frontier = deque(call for call in step.calls if call.dependents)
+        frontier = deque([call for call in step.calls if call.dependents])
+        if not frontier:
+            return
         joining = Joining(self._resources.shape.block_size)
         while frontier:
             for call in joining.freed_by(frontier.popleft()):
