@@ -52,7 +52,7 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
 	$(BIN)/python tests/project/calls_reference.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | decode | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

@@ -125,7 +125,9 @@ def _check_inputs(tokens: Sequence[int], positions: Sequence[int], shape: Engine
 
 
 def _check_tokens(field: str, tokens: Collection[int], shape: EngineShape) -> None:
-    for token in (min(tokens, default=0), max(tokens, default=0)):
+    if not tokens:  # most lists of most calls
+        return
+    for token in (min(tokens), max(tokens)):
         if not 0 <= token < shape.vocab_size:
             raise BadRequest(f"{field}: token {token} is not in the vocabulary of {shape.vocab_size}", field=field)
 

@@ -6,6 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -15,10 +16,11 @@ from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
 from loopwright.control.direct_calls import DirectCall, answer, find_queue, rank
 from loopwright.control.feeds import Feed, forwarded
+from loopwright.control.grouping import make_scheduler
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
@@ -81,7 +83,7 @@ class Controller:
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape)
-        self._scheduler = Scheduler(config, self._resources)
+        self._scheduler = make_scheduler(config, self._resources)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
         self._num_issued = 0
@@ -129,6 +131,7 @@ class Controller:
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
                 self.fail_step(error)
             else:
+                self._counts.busy_s += self._clock.now_s() - started_s
                 self.complete(result)
 
     def schedule(self) -> Batch | None:
@@ -140,7 +143,7 @@ class Controller:
             if call.num_blockers == 0:
                 self._settle([call])
         while True:
-            step = self._scheduler.form()
+            step = self._scheduler.form(self._clock.now_s())
             for call, error in step.refused:
                 self._fail(call, error.info())
             if calls := step.calls:
@@ -155,19 +158,16 @@ class Controller:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
-        for call in (*step.copies, *step.embeds):
-            self._finish(call, Done())
-        for call, row in zip(step.rows, result.rows, strict=True):
-            self._take_row(call, row)
-        for call, row in zip(step.heads, result.heads, strict=True):
+        for call, row in step.outcomes(result):
+            call.is_running = False
+            if call.is_over:  # with its run, or because a call of this very step failed
+                continue
             if row.error is not None:
                 self._fail(call, row.error)
-            else:
-                assert isinstance(call.work, HeadRow)
+            elif isinstance(call.work, Feed):
+                self._take_row(call, call.work, row)
+            elif isinstance(call.work, HeadRow):
                 self._finish(call, forwarded(row, call.work.sampling))
-        for call, row in zip(step.shifts, result.shifts, strict=True):
-            if row.error is not None:
-                self._fail(call, row.error)
             else:
                 self._finish(call, Done())
 
@@ -176,7 +176,9 @@ class Controller:
         step = self._end_step()
         self._counts.num_failed_steps += 1
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        for call in step.calls:
+        failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
+        for call, _ in step.outcomes(failed):
+            call.is_running = False
             self._fail(call, info)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
@@ -309,14 +311,7 @@ class Controller:
 
     # Ending
 
-    def _take_row(self, call: OpenCall, row: RowResult) -> None:
-        feed = call.work
-        assert isinstance(feed, Feed)
-        if call.is_over:
-            return
-        if row.error is not None:
-            self._fail(call, row.error)
-            return
+    def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
         try:
             is_over = feed.advance(row)
         except LoopwrightError as error:  # its grammar cannot go on
@@ -352,8 +347,11 @@ class Controller:
             if call.failure is None and (failure := ordering.taint(call)) is not None:
                 ordering.fail(call, failure)
             if call.failure is None and not isinstance(call.call, SettledCall):
-                self._scheduler.add(call)
+                if not call.is_running:  # else it joined the step of the call that it waited for
+                    self._scheduler.add(call, self._changed_s)
                 continue
+            if call.is_running:
+                self._resources.mark_lost(call)
             if isinstance(call.call, ClearQueue):
                 ordering.clear(call.queue, call.num_clears)
             result = self._exchange(call) if call.failure is None else None
@@ -388,7 +386,6 @@ class Controller:
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
         for call in step.calls:
-            call.is_running = False
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
                 self._forget_if_empty(self._sessions[call.run_id])
@@ -430,8 +427,11 @@ class Controller:
         return True
 
     async def _wait_for_change(self) -> None:
+        wait_s = self._scheduler.due_s() - self._clock.now_s()
+        if self._is_stuck():
+            wait_s = self._config.max_stuck_s
         try:
-            async with asyncio.timeout(self._config.max_stuck_s if self._is_stuck() else None):
+            async with asyncio.timeout(max(wait_s, 0.0) if math.isfinite(wait_s) else None):
                 await self._wake.wait()
         except TimeoutError:
             return

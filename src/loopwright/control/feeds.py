@@ -39,6 +39,7 @@ class Feed:
         "_slots",
         "_tokens",
         "block_ids",
+        "is_steady",
         "kv_len",
         "num_inputs",
         "sampled",
@@ -62,6 +63,7 @@ class Feed:
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
+        self.is_steady = False  # a segment that runs one token after another, and nothing special
         self._is_divisible = set(input_slots).isdisjoint(output_slots)
         self.sampled: Sequence[Sampled] = ()  # by the row that ran last
         self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots
@@ -84,6 +86,11 @@ class Feed:
     def is_chunkable(self) -> bool:
         """Whether a row may hold less than all that is left."""
         return self._is_divisible and self.num_left > self._num_drafts + 1
+
+    @property
+    def is_last_row(self) -> bool:
+        """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
+        return self._num_in_row == self.num_left and not self._num_drafts
 
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""

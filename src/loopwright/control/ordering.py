@@ -72,7 +72,7 @@ class OpenCall:
     __slots__ = (
         "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
         "is_running", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes", "pages",
-        "queue", "rank", "run_id", "work",
+        "queue", "rank", "run_id", "served_at", "work",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,7 @@ class OpenCall:
         self.rank = rank  # the order among prompts: lower runs first
         self.number = number  # the order of issue
         self.num_clears = queue.num_clears  # issued in its queue until now, itself included
+        self.served_at = 0  # the step that last ran a row of one token of the call: lower runs first
         self.pages: list[Page] = []  # of a feed in KV order; of a copy (source, target)
         self.page_reads: Sequence[Page] = ()
         self.page_writes: list[Page] = []

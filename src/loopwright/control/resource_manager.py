@@ -5,13 +5,14 @@ next row needs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
+from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import OpenCall, Page, Resource
+from loopwright.control.ordering import AnyResource, OpenCall, Page, Resource
 from loopwright.control.pool import Pool
 from loopwright.core.calls import (
     AllocateEmbeds,
@@ -129,7 +130,7 @@ class ResourceManager:
         """Exports, unexports or imports, when the call's turn has come. Raises, and changes nothing, if it cannot."""
         match call.call:
             case ExportPages(positions=positions):
-                self._check_kv(call.pages, len(positions), "positions")
+                self._check_kv(call.pages, len(positions), {}, "positions")
                 self.exports.add(tenant, call.run_id, call.call, call.pages)
             case UnexportPages(name=name):
                 self.exports.remove(tenant, name)
@@ -139,23 +140,24 @@ class ResourceManager:
                 return imported
         return Done()
 
-    def check_reads(self, call: OpenCall) -> None:
-        """Raises BadRequest if the call would read what nobody wrote: there may be what another run left."""
+    def check_reads(self, call: OpenCall, promised: Mapping[AnyResource, int] = {}) -> None:
+        """Raises BadRequest if the call would read what nobody wrote: there may be what another run left. `promised`
+        are bits that will be written before the call runs."""
         for embed in call.embed_reads:
-            if not embed.written:
+            if not embed.written and embed not in promised:
                 raise BadRequest(
                     "an embed that the call reads was never written", hint="embed_text or forward fills it"
                 )
         if isinstance(call.call, CopyPage):
             size, offset = call.call.size, call.call.source_offset
-            if _range_bits(offset, offset + size) & ~call.pages[0].written:
+            if range_bits(offset, offset + size) & ~_written(call.pages[0], promised):
                 raise BadRequest(
                     f"source: offsets {offset} … {offset + size - 1} are not all written", field="source_offset"
                 )
         elif isinstance(call.call, ShiftKv):
-            self._check_shift(call.pages, call.call)
+            self._check_shift(call.pages, call.call, promised)
         elif isinstance(call.work, Feed):
-            self._check_kv(call.pages, call.work.start_kv_len)
+            self._check_kv(call.pages, call.work.start_kv_len, promised)
 
     def secure(self, call: OpenCall) -> bool:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
@@ -175,12 +177,14 @@ class ResourceManager:
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
         if call.failure is not None:
             return
-        if isinstance(call.call, CopyPage):
-            offset = call.call.target_offset
-            call.pages[1].written |= _range_bits(offset, offset + call.call.size)
-        elif isinstance(call.call, EmbedText | Forward):
-            for embed in call.embed_writes:
-                embed.written = 1
+        if isinstance(call.call, CopyPage | EmbedText | Forward):
+            for resource, bits in writes_of(call, self.shape.block_size):
+                resource.written |= bits
+
+    def mark_lost(self, call: OpenCall) -> None:
+        """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
+        for resource, bits in writes_of(call, self.shape.block_size):
+            resource.written &= ~bits
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
@@ -200,19 +204,22 @@ class ResourceManager:
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
-    def _check_kv(self, pages: Sequence[Page], kv_len: int, field: str = "kv_len") -> None:
+    def _check_kv(
+        self, pages: Sequence[Page], kv_len: int, promised: Mapping[AnyResource, int], field: str = "kv_len"
+    ) -> None:
         num_full, num_tail = divmod(kv_len, self.shape.block_size)
         for place in range(num_full):
-            if pages[place].written != self._full:
+            if pages[place].written != self._full and _written(pages[place], promised) != self._full:
                 raise _no_kv(field, place, pages[place], self.shape.block_size)
-        if num_tail and _range_bits(0, num_tail) & ~pages[num_full].written:
+        if num_tail and range_bits(0, num_tail) & ~_written(pages[num_full], promised):
             raise _no_kv(field, num_full, pages[num_full], num_tail)
 
-    def _check_shift(self, pages: Sequence[Page], call: ShiftKv) -> None:
+    def _check_shift(self, pages: Sequence[Page], call: ShiftKv, promised: Mapping[AnyResource, int]) -> None:
         size, start = self.shape.block_size, call.start % self.shape.block_size
         for place, page in enumerate(pages):
             first = place * size
-            if _range_bits(max(start - first, 0), min(start + call.size - first, size)) & ~page.written:
+            bits = range_bits(max(start - first, 0), min(start + call.size - first, size))
+            if bits & ~_written(page, promised):
                 raise BadRequest(
                     f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
                 )
@@ -248,12 +255,11 @@ class ResourceManager:
         size = self.shape.block_size
         for place in range(start // size, -(-end // size)):
             first = place * size
-            pages[place].written |= _range_bits(max(start - first, 0), min(end - first, size))
+            pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
 
 
-def _range_bits(start: int, end: int) -> int:
-    """Bits start … end - 1."""
-    return (1 << end) - (1 << start)
+def _written(page: Page, promised: Mapping[AnyResource, int]) -> int:
+    return page.written | promised.get(page, 0)
 
 
 def _no_kv(field: str, place: int, page: Page, num_needed: int) -> BadRequest:

@@ -149,7 +149,7 @@ class Host:
             case calls.Describe() | calls.Models() | calls.Adapters() | calls.EmbedsNeeded():
                 self._answer(handle, call, facts.answer(call, self._run, self._model))
             case calls.Vocabulary():
-                self._spawn(handle, call, asyncio.to_thread(facts.vocabulary, self._model))
+                self._spawn(handle, call, lambda: asyncio.to_thread(facts.vocabulary, self._model))
             case calls.Tokenize():
                 self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
             case calls.Detokenize():
