@@ -21,16 +21,20 @@ from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, la
 from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
-from loopwright.sdk.turn import Chunk, Turn, Verified
+from loopwright.sdk.turn import Chunk, Score, Turn, Verified
+from loopwright.sdk.views import Approximate, Cause, Exact
 
 __all__ = [
+    "Approximate",
     "BadRequest",
     "BoundaryHit",
+    "Cause",
     "Chunk",
     "Context",
     "ContextTooLong",
     "DeadlineExceeded",
     "Distribution",
+    "Exact",
     "Grammar",
     "LimitExceeded",
     "LoopwrightError",
@@ -39,6 +43,7 @@ __all__ = [
     "OutOfPages",
     "PermissionDenied",
     "Queue",
+    "Score",
     "Turn",
     "Verified",
     "choice",
