@@ -6,7 +6,7 @@ next row needs.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
@@ -21,6 +21,7 @@ from loopwright.core.calls import (
     FreeEmbeds,
     FreePages,
     Generate,
+    MaskPage,
     SharePages,
     ShiftKv,
 )
@@ -29,7 +30,7 @@ from loopwright.core.errors import BadRequest, LimitExceeded, OutOfPages, Overlo
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId
 
-ImmediateCall = AllocatePages | FreePages | SharePages | AllocateEmbeds | FreeEmbeds
+ImmediateCall = AllocatePages | FreePages | SharePages | MaskPage | AllocateEmbeds | FreeEmbeds
 """Calls that only change names: done when they are issued."""
 
 _PAGE = Kind("page", over_limit=OutOfPages, none_free=OutOfPages)
@@ -42,6 +43,7 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
+    masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
 
 class ResourceManager:
@@ -69,6 +71,7 @@ class ResourceManager:
         """Unbinds every name of the run; what running calls hold stays until they are over."""
         holdings = self._holdings[run_id]
         holdings.pages.unbind(tuple(holdings.pages.names), "pages")
+        holdings.masked.clear()
         holdings.embeds.unbind(tuple(holdings.embeds.names), "embeds")
 
     def forget(self, run_id: RunId) -> None:
@@ -88,8 +91,12 @@ class ResourceManager:
                 holdings.pages.bind_backed(call.pages, "pages")
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
+                _pass_masks(holdings.masked, call.pages)
             case SharePages():
                 holdings.pages.share(call.sources, call.targets)
+                _pass_masks(holdings.masked, call.sources, call.targets)
+            case MaskPage():
+                self._mask(holdings, call)
             case AllocateEmbeds():
                 holdings.embeds.bind_backed(call.embeds, "embeds")
             case FreeEmbeds():
@@ -109,6 +116,7 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
+            _pass_masks(holdings.masked, mine)
         holdings.pages.drop(call.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
@@ -174,6 +182,12 @@ class ResourceManager:
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
+    def _mask(self, holdings: Holdings, call: MaskPage) -> None:
+        holdings.pages.find(call.page, "page")
+        if len(call.keep) != self.shape.block_size:
+            raise BadRequest(f"keep: {len(call.keep)} of them for the page's {self.shape.block_size}", field="keep")
+        holdings.masked[call.page] = sum(1 << offset for offset, is_kept in enumerate(call.keep) if not is_kept)
+
     def _check_kv(self, pages: Sequence[Page], kv_len: int) -> None:
         num_full, num_tail = divmod(kv_len, self.shape.block_size)
         for place in range(num_full):
@@ -223,6 +237,18 @@ class ResourceManager:
         for place in range(start // size, -(-end // size)):
             first = place * size
             pages[place].written |= _range_bits(max(start - first, 0), min(end - first, size))
+
+
+def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], targets: Sequence[PageName] = ()) -> None:
+    """To the targets; without any, the sources lose theirs."""
+    if not masked:
+        return
+    if not targets:
+        for name in sources:
+            masked.pop(name, None)
+    for source, target in zip(sources, targets, strict=False):
+        if source in masked:
+            masked[target] = masked[source]
 
 
 def _range_bits(start: int, end: int) -> int:
