@@ -98,8 +98,9 @@ class DenseContext:
 
     @property
     def is_exact(self) -> bool:
+        """Whether nothing is hidden from anybody."""
         rows = [[eyes.sees(own, other) for other in range(own + 1)] for own, eyes in enumerate(self.eyes)]
-        return all(all(row) for row in rows)
+        return all(all(row) for row in rows) and not any(eyes.hidden for eyes in self.eyes)
 
     def logprobs(self) -> np.ndarray:
         """[num_tokens, vocab_size]: what follows each token."""
@@ -116,6 +117,13 @@ class DenseContext:
             self.append([int(row.argmax())])
             logprobs.append(float(row.max()))
         return self.tokens[-num_tokens:], logprobs
+
+    def verify(self, drafts: list[int]) -> list[int]:
+        """The drafts that it would have said itself, and one more."""
+        said: list[int] = []
+        while said == drafts[: len(said)] and len(said) <= len(drafts):
+            said += self.generate(1)[0]
+        return said
 
     def score(self, ids: list[int]) -> list[float]:
         longer = self.fork()
