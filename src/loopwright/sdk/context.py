@@ -229,7 +229,9 @@ class Context:
         with self._turnstile:
             await self._prepare(opens_turn=False)
             await self._kv.fill()
-            return await self._branch()
+            child = self._sibling()
+            await self._kv.share_with(child._kv)
+            return child
 
     def close(self) -> None:
         """Frees the pages. Happens by itself when the context is dropped or the run ends."""
@@ -338,20 +340,18 @@ class Context:
                 )
         return spans_of(pairs)
 
-    async def _branch(self) -> "Context":
-        child = Context(priority=self._priority)
-        child._log = self._log.copy()
-        child._kv = ContextKv(self._run, child._queue, child._log)
-        await self._kv.share_with(child._kv)
-        return child
+    def _sibling(self) -> "Context":
+        """With the same tokens, and no KV yet."""
+        sibling = Context(priority=self._priority)
+        sibling._log = self._log.copy()
+        sibling._kv = ContextKv(self._run, sibling._queue, sibling._log)
+        return sibling
 
     async def _score(self, candidates: Sequence[Sequence[int]]) -> list[Score]:
         """Of candidates that share their batches."""
-        forks: list[Context] = []
+        forks = [self._sibling() for _ in candidates]
         try:
-            for _ in candidates:
-                forks.append(await self._branch())
-            scoring = (fork._score_own(ids) for fork, ids in zip(forks, candidates, strict=True))
+            scoring = (self._score_on(fork, ids) for fork, ids in zip(forks, candidates, strict=True))
             found = await asyncio.gather(*scoring, return_exceptions=True)  # all are over when their pages are freed
         finally:
             for fork in forks:
@@ -363,11 +363,11 @@ class Context:
             scores.append(one)
         return scores
 
-    async def _score_own(self, ids: Sequence[int]) -> Score:
-        """Of a context that was made for it."""
+    async def _score_on(self, fork: "Context", ids: Sequence[int]) -> Score:
         if not ids:
             raise BadRequest("candidates: one has no tokens", field="candidates")
-        dists = [Distribution(one) for one in await self._kv.ask_each(list(ids))]
+        await self._kv.share_with(fork._kv)
+        dists = [Distribution(one) for one in await fork._kv.ask_each(list(ids))]
         return Score(tuple(ids), tuple(dist.listed(one) for dist, one in zip(dists, ids, strict=True)))
 
     async def _walk(self, ids: list[tuple[int, ...]], options: dict[str, Any]) -> tuple[int, ...]:
