@@ -129,6 +129,32 @@ return turn.tokens, turn.num_kept, again.tokens, told.tokens, told.logprobs, typ
     in_loop(scenario)
 
 
+@pytest.mark.parametrize("first", ["generate", "next_dist", "flush"])
+def test_a_prompt_that_no_pool_could_hold_runs_under_a_window(first: str) -> None:
+    body = """
+ctx = Context()
+ctx.append([256])
+await ctx.window(20, 1)
+ctx.append(ids)
+if first == "next_dist":
+    await ctx.next_dist()
+elif first == "flush":
+    await ctx.flush()
+turn = await ctx.generate(max_tokens=4, ignore_eos=True)
+return turn.tokens
+"""
+
+    async def scenario() -> None:
+        async with byte_system(num_blocks=21, runtime=NATIVE_ONLY) as system:  # 256 tokens at once, window and sinks
+            ids = [one % 250 for one in range(3, 4000, 7)]
+            context = dense(256)
+            context.window(20, 1)
+            context.append(ids)
+            assert await result_of(system, body, ids=ids, first=first) == context.generate(4)[0]
+
+    in_loop(scenario)
+
+
 def test_a_chat_that_is_cut_goes_on_as_if_the_rest_had_never_been() -> None:
     body = """
 async def chat(cut):
@@ -321,6 +347,27 @@ return found
                 f"Approximate(causes=({hidden}, {windowed}))",
                 f"Approximate(causes=({windowed.replace(str(last), str(last - 4))},))",
             ]
+
+    in_loop(scenario)
+
+
+def test_a_page_is_masked_by_hand() -> None:
+    body = """
+queue, asked = Queue(), {"distributions": [{"k": 260}]}
+await queue.forward_text(pages=[], grow_from=100, kv_len=0, tokens=ids[:32], positions=list(range(32)))
+await queue.mask_page(101, [place >= 10 for place in range(16)])
+rest = {"pages": [100, 101], "grow_from": 102, "kv_len": 32, "tokens": ids[32:40], "positions": list(range(32, 40))}
+answer = await queue.forward_text(**rest, **asked)
+return [logprob for _, logprob in sorted(Distribution(answer["distributions"][0]))]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(runtime=NATIVE_ONLY) as system:
+            context = dense(*PROMPT[:33])
+            context.hide(16, 26)
+            context.append(PROMPT[33:40])
+            found = await result_of(system, body, ids=PROMPT)
+            assert found == pytest.approx(list(context.logprobs()[-1]), abs=1e-5, rel=1e-5)
 
     in_loop(scenario)
 

@@ -10,9 +10,12 @@ from loopwright.sdk.errors import LoopwrightError
 from loopwright.sdk.page_list import PageList, Payload
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_state import RunState
-from loopwright.sdk.spans import Spans, common, minus, numbers, size_of, spans_of
+from loopwright.sdk.spans import Spans, common, minus, numbers, size_of, spans_of, split
 from loopwright.sdk.token_log import TokenLog
 from loopwright.sdk.views import View, ViewLog
+
+MAX_TOKENS_AT_ONCE = 256
+"""Tokens that run before what nobody sees any more is dropped: so much more than its window may a context hold."""
 
 
 class ContextKv:
@@ -25,16 +28,17 @@ class ContextKv:
 
     async def fill(self) -> None:
         """Gives KV to all that the last token sees: that one is run by whoever asks what follows it."""
-        if run := self.views.missing(self._wanted, self.pages.cached):
-            mask = self.views.mask(self.pages.layout, run)
-            await self.pages.forward(self._log.tokens, run, mask=mask)
+        await self._forward(self.views.missing(self._wanted, self.pages.cached))
         await self.slide()
 
     async def ask(self, drafts: list[int], **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
         """Runs what is needed to say what follows the last token, and then the drafts."""
         await self.slide()
         end = len(self._log)
-        run = spans_of([*self._needed_to_ask(), (end, end + len(drafts))])
+        needed = self._needed_to_ask()
+        if size_of(needed) > MAX_TOKENS_AT_ONCE and not self.views.is_plain:
+            needed = await self._up_to_last(needed)
+        run = spans_of([*needed, (end, end + len(drafts))])
         mask = self.views.mask(self.pages.layout, run)
         return await self.pages.forward([*self._log.tokens, *drafts], run, len(drafts), mask=mask, **outputs)
 
@@ -58,12 +62,7 @@ class ContextKv:
         run = self._needed_to_ask()
         if self.views.mask(self.pages.layout, run) is None:
             return run
-        last = len(self._log) - 1
-        if before := minus(run, ((last, last + 1),)):
-            mask = self.views.mask(self.pages.layout, before)
-            await self.pages.forward(self._log.tokens, before, mask=mask)
-        await self.pages.keep(self._wanted)
-        return ((last, last + 1),)
+        return await self._up_to_last(run)
 
     async def look(self, view: View) -> None:
         """Changes the view, and drops what nobody sees any more."""
@@ -107,6 +106,22 @@ class ContextKv:
     @property
     def _wanted(self) -> Spans:
         return self.views.asked_by(len(self._log))
+
+    async def _up_to_last(self, run: Spans) -> Spans:
+        """Runs all but the last token, which is left, and keeps only what that one sees."""
+        last = ((len(self._log) - 1, len(self._log)),)
+        await self._forward(minus(run, last))
+        await self.pages.keep(self._wanted)
+        return last
+
+    async def _forward(self, run: Spans) -> None:
+        """Runs tokens. Where not everything is seen, in portions: what no later one sees is dropped in between."""
+        while run:
+            now, run = (run, ()) if self.views.is_plain else split(run, MAX_TOKENS_AT_ONCE)
+            mask = self.views.mask(self.pages.layout, now)
+            await self.pages.forward(self._log.tokens, now, mask=mask)
+            if run:
+                await self.pages.keep(spans_of([*self._wanted, *self.views.seen_by_any(run)]))
 
     def _needed_to_ask(self) -> Spans:
         """The tokens that must run to say what follows: the last one at least, whose place is written again."""

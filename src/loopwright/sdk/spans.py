@@ -50,6 +50,18 @@ def size_of(spans: Iterable[Span]) -> int:
     return sum(end - start for start, end in spans)
 
 
+def split(spans: Spans, count: int) -> tuple[Spans, Spans]:
+    """The first `count` numbers, and the rest."""
+    first: list[Span] = []
+    for place, (start, end) in enumerate(spans):
+        if count < end - start:
+            rest = spans_of([(start + count, end), *spans[place + 1 :]])
+            return spans_of([*first, (start, start + count)]), rest
+        first.append((start, end))
+        count -= end - start
+    return spans, ()
+
+
 def numbers(spans: Iterable[Span]) -> Iterator[int]:
     """The single numbers, in the order of the spans."""
     for start, end in spans:

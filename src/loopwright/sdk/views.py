@@ -112,12 +112,13 @@ class ViewLog:
     def missing(self, targets: Spans, cached: Spans) -> Spans:
         """The tokens that must run to give KV to `targets`, given that those of `cached` have theirs."""
         run = minus(targets, cached)
-        while True:
-            needed = [span for start, end, view in self._pieces(run) for span in view.seen_by_any(start, end)]
-            more = minus(spans_of(needed), spans_of([*cached, *run]))
-            if not more:
-                return run
+        while more := minus(self.seen_by_any(run), spans_of([*cached, *run])):
             run = spans_of([*run, *more])
+        return run
+
+    def seen_by_any(self, tokens: Spans) -> Spans:
+        """What at least one of the tokens sees, themselves included."""
+        return spans_of(span for start, end, view in self._pieces(tokens) for span in view.seen_by_any(start, end))
 
     def mask(self, layout: Sequence[Span], run: Spans) -> list[list[int]] | None:
         """What each token of `run` sees, as the ABI's visibility, when it is written after what `layout` says the KV
