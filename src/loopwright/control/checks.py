@@ -99,6 +99,10 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
     _check_tokens("stop_tokens", call.stop_tokens, shape)
     if call.grammar is not None and call.sampling.allowed is not None:
         raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
+    if call.window is not None:
+        _check_length("window.positions", len(call.window.positions), "cached tokens", call.kv_len)
+        if call.window.size < 1:
+            raise BadRequest(f"window.size: {call.window.size} is less than 1", field="window.size")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 

@@ -11,6 +11,7 @@ from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, NameT, NameTable
 from loopwright.control.ordering import Embed, OpenCall, Page, Resource
 from loopwright.control.resource_manager import Holdings
+from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import EmbedRow, HeadRow
 from loopwright.core.calls import (
@@ -24,6 +25,7 @@ from loopwright.core.calls import (
     ForwardWithAdapter,
     Generate,
     ImportPages,
+    KvWindow,
     NextDistribution,
     Sample,
     ShiftKv,
@@ -143,7 +145,13 @@ def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: En
     outputs = holdings.embeds.find_all(call.outputs, "outputs")
     _set_pages(one, call, holdings, shape, call.kv_len + len(inputs))
     one.embed_reads, one.embed_writes = inputs, outputs
-    one.work = Feed(kv_len=call.kv_len, input_slots=_slots(inputs), output_slots=_slots(outputs), mask=call.mask)
+    one.work = Feed(
+        kv_len=call.kv_len,
+        input_slots=_slots(inputs),
+        output_slots=_slots(outputs),
+        mask=call.mask,
+        view=_row_view(call, holdings, shape.block_size),
+    )
 
 
 def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, shape: EngineShape) -> None:
@@ -165,6 +173,7 @@ def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, 
         distributions=call.distributions,
         sampling=call.sampling,
         num_drafts=call.num_drafts,
+        view=_row_view(call, holdings, shape.block_size),
     )
 
 
@@ -176,6 +185,7 @@ def _prepare_generate(
     end = call.kv_len + len(call.tokens)
     _set_pages(one, call, holdings, shape, end + call.max_tokens - 1)
     holdings.pages.check_room(max(0, -(-end // shape.block_size) - len(one.pages)))
+    work.view = _row_view(call, holdings, shape.block_size, call.window)
     one.work = work
 
 
@@ -188,6 +198,17 @@ def _set_pages(
     _check_unshared(holdings, pages[first:last], call.pages[first:last], "pages")
     one.pages, one.page_writes = pages, pages[first:last]
     one.page_reads = pages[: -(-call.kv_len // shape.block_size)]
+
+
+def _row_view(
+    call: Forward | ForwardText | Generate, holdings: Holdings, block_size: int, window: KvWindow | None = None
+) -> RowView | None:
+    """What the call's rows see, if not everything."""
+    hidden = 0
+    if holdings.masked:
+        hidden = sum(holdings.masked.get(page, 0) << place * block_size for place, page in enumerate(call.pages))
+        hidden &= (1 << call.kv_len) - 1
+    return None if window is None and not hidden else RowView(block_size, hidden, window)
 
 
 def _check_unshared(holdings: Holdings, pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:

@@ -6,7 +6,7 @@ next row needs.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
@@ -25,6 +25,7 @@ from loopwright.core.calls import (
     FreePages,
     Generate,
     ImportPages,
+    MaskPage,
     SharePages,
     ShiftKv,
     UnexportPages,
@@ -35,7 +36,7 @@ from loopwright.core.executor import EngineShape
 from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId, TenantId
 from loopwright.core.results import Done, Imported
 
-ImmediateCall = AllocatePages | FreePages | SharePages | AllocateEmbeds | FreeEmbeds
+ImmediateCall = AllocatePages | FreePages | SharePages | MaskPage | AllocateEmbeds | FreeEmbeds
 """Calls that only change names: done when they are issued."""
 
 _PAGE = Kind("page", over_limit=OutOfPages, none_free=OutOfPages)
@@ -48,6 +49,7 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
+    masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
 
 class ResourceManager:
@@ -76,6 +78,7 @@ class ResourceManager:
         """Unbinds every name of the run; what running calls hold stays until they are over."""
         holdings = self._holdings[run_id]
         holdings.pages.unbind(tuple(holdings.pages.names), "pages")
+        holdings.masked.clear()
         holdings.embeds.unbind(tuple(holdings.embeds.names), "embeds")
 
     def forget(self, run_id: RunId) -> None:
@@ -95,8 +98,12 @@ class ResourceManager:
                 holdings.pages.bind_backed(call.pages, "pages")
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
+                _pass_masks(holdings.masked, call.pages)
             case SharePages():
                 holdings.pages.share(call.sources, call.targets)
+                _pass_masks(holdings.masked, call.sources, call.targets)
+            case MaskPage():
+                self._mask(holdings, call)
             case AllocateEmbeds():
                 holdings.embeds.bind_backed(call.embeds, "embeds")
             case FreeEmbeds():
@@ -119,6 +126,7 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
+            _pass_masks(holdings.masked, mine)
         if isinstance(call.call, ExportPages):
             for page in call.pages:
                 page.num_exporting -= 1
@@ -204,6 +212,12 @@ class ResourceManager:
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
+    def _mask(self, holdings: Holdings, call: MaskPage) -> None:
+        holdings.pages.find(call.page, "page")
+        if len(call.keep) != self.shape.block_size:
+            raise BadRequest(f"keep: {len(call.keep)} of them for the page's {self.shape.block_size}", field="keep")
+        holdings.masked[call.page] = sum(1 << offset for offset, is_kept in enumerate(call.keep) if not is_kept)
+
     def _check_kv(
         self, pages: Sequence[Page], kv_len: int, promised: Mapping[AnyResource, int], field: str = "kv_len"
     ) -> None:
@@ -260,6 +274,18 @@ class ResourceManager:
 
 def _written(page: Page, promised: Mapping[AnyResource, int]) -> int:
     return page.written | promised.get(page, 0)
+
+
+def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], targets: Sequence[PageName] = ()) -> None:
+    """To the targets; without any, the sources lose theirs."""
+    if not masked:
+        return
+    if not targets:
+        for name in sources:
+            masked.pop(name, None)
+    for source, target in zip(sources, targets, strict=False):
+        if source in masked:
+            masked[target] = masked[source]
 
 
 def _no_kv(field: str, place: int, page: Page, num_needed: int) -> BadRequest:

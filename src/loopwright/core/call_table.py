@@ -37,6 +37,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     calls.AllocatePages: CallKind("control", results.Done, ("allocate",)),
     calls.FreePages: CallKind("control", results.Done, ("allocate",)),
     calls.SharePages: CallKind("control", results.Done, ("allocate",)),
+    calls.MaskPage: CallKind("control", results.Done, ("allocate",)),
     calls.CopyPage: CallKind("inference", results.Done, ("allocate",)),
     calls.ExportPages: CallKind("control", results.Done, ("allocate",)),
     calls.UnexportPages: CallKind("control", results.Done, ("allocate",)),

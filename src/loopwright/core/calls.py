@@ -143,6 +143,19 @@ class SharePages(Call, frozen=True, kw_only=True, tag="share_pages"):
     targets: tuple[PageName, ...]
 
 
+class MaskPage(Call, frozen=True, kw_only=True, tag="mask_page"):
+    """Hides tokens of a page from every forward issued from now on that names it so, until the next mask or the name is
+    freed; `keep` says of each of its tokens whether it is seen. Done.
+
+    The mask is the name's: a name of the same block from elsewhere sees what it saw, and so does a fork's; sharing the
+    page passes the mask on. A page of which nothing is seen costs a forward nothing; one that is seen in part costs it
+    a mask. Copies take masked tokens too. A forward's own tokens are never hidden from it."""
+
+    queue: QueueName
+    page: PageName
+    keep: tuple[bool, ...]
+
+
 class ExportPages(Call, frozen=True, kw_only=True, tag="export_pages"):
     """Lends pages to every run of the same identity, by name, when the call's turn comes. The pages must hold the KV of
     exactly so many tokens as there are `positions`. From its issue on nobody writes to them while they are shared.
@@ -309,6 +322,16 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     source: str = ""
 
 
+class KvWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token sees the tokens at positions below `sinks`, and from the border of a page on that lies at or before
+    its own position + 1 - size: at least the last `size`, itself included. A border is a multiple of the page size, so
+    that nothing needs a mask when places and positions lie alike in pages."""
+
+    size: Positive
+    sinks: NonNegative = 0
+    positions: tuple[Position, ...] = ()  # of the kv_len cached tokens, in the order of their places
+
+
 class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
 
@@ -332,11 +355,12 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
     grammar: Grammar | None = None
+    window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
 
 
 QueueCall: TypeAlias = (
     CreateQueue | SetPriority | DebugQuery | Synchronize | ClearQueue
-    | AllocatePages | FreePages | SharePages | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
+    | AllocatePages | FreePages | SharePages | MaskPage | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
     | ExportPages | UnexportPages | ImportPages | ExportedPages
     | EmbedText | EmbedImage | Forward | ForwardWithAdapter | NextDistribution | Sample | ForwardText | Generate
 )  # fmt: skip

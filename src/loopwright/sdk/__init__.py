@@ -23,16 +23,20 @@ from loopwright.sdk.model import Model, detokenize, model, models, prompt_templa
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
-from loopwright.sdk.turn import Chunk, Turn, Verified
+from loopwright.sdk.turn import Chunk, Score, Turn, Verified
+from loopwright.sdk.views import Approximate, Cause, Exact
 
 __all__ = [
+    "Approximate",
     "BadRequest",
     "BoundaryHit",
+    "Cause",
     "Chunk",
     "Context",
     "ContextTooLong",
     "DeadlineExceeded",
     "Distribution",
+    "Exact",
     "Grammar",
     "LimitExceeded",
     "LoopwrightError",
@@ -43,6 +47,7 @@ __all__ = [
     "PermissionDenied",
     "Queue",
     "RunFacts",
+    "Score",
     "Turn",
     "Verified",
     "choice",

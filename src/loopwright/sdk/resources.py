@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from loopwright.sdk.port import Operation, Port, Stream, current_port
-from loopwright.sdk.run_state import run_state
+from loopwright.sdk.run_state import RunState, run_state
 
 Payload = dict[str, Any]
 Answer: TypeAlias = asyncio.Future[Payload]
@@ -22,8 +22,23 @@ class Queue:
 
     def __init__(self, *, priority: int = 0, model: str = "") -> None:
         self._port: Port = current_port()
+        self._priority = priority
         self.name = run_state().take_names()
         self._port.post({"op": "create_queue", "queue": self.name, "priority": priority, "model": model})
+
+    @classmethod
+    def of_context(cls, priority: int) -> "Queue":
+        """One that a closed context left, or a new one: a run may have so many, and they end with it."""
+        idle = run_state().idle_queues.get(priority)
+        if not idle:
+            return cls(priority=priority)
+        queue = cls.__new__(cls)
+        queue._port, queue._priority, queue.name = current_port(), priority, idle.pop()
+        return queue
+
+    def leave(self, state: RunState) -> None:
+        """Leaves the queue, on which nothing runs or failed, to the next context."""
+        state.idle_queues.setdefault(self._priority, []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """Issues any call of the ABI on this queue; fields that are None are left out."""
@@ -103,6 +118,10 @@ class Queue:
     def shift_kv(self, pages: Sequence[int], delta: int, *, start: int = 0, size: int) -> Answer:
         """Moves cached tokens start … start + size - 1 of the pages to positions `delta` higher."""
         return self.issue("shift_kv", pages=pages, start=start, size=size, delta=delta)
+
+    def mask_page(self, page: int, keep: Sequence[bool]) -> Answer:
+        """Says of each token of a page whether forwards that are issued from now on and name the page so may see it."""
+        return self.issue("mask_page", page=page, keep=[bool(one) for one in keep])
 
     def allocate_embeds(self, embeds: Sequence[int]) -> Answer:
         return self.issue("allocate_embeds", embeds=embeds)
