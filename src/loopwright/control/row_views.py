@@ -5,7 +5,8 @@ row, so that a row of one token needs no mask as long as what is hidden are whol
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from loopwright.core.batch import ForwardRow
 from loopwright.core.calls import KvWindow, Visibility
