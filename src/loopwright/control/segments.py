@@ -144,7 +144,7 @@ class SegmentFeed(Feed):
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
-        self.is_steady = self._state is None and not self._call.sampling.top_logprobs
+        self.is_steady = self._state is None and self.view is None and not self._call.sampling.top_logprobs
         if self._state is not None:
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
 
