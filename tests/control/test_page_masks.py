@@ -192,7 +192,7 @@ def test_a_page_of_which_nothing_is_seen_leaves_the_row_and_the_others_need_no_m
     ("page", "keep", "message"),
     [
         (1, (True,) * 5, "keep: 5 of them for the page's 4"),
-        (9, (True,) * 4, "page: page 9 is not bound"),
+        (9, (True,) * 4, "page: page 9 is not bound; the run has 1 names of pages"),
     ],
 )
 def test_a_mask_that_fits_no_page_is_refused(page: int, keep: tuple[bool, ...], message: str) -> None:
