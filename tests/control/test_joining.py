@@ -111,6 +111,32 @@ def test_a_call_behind_a_prompt_that_is_cut_waits_for_its_last_part() -> None:
     assert run.forwarded(behind).token == token_after((20, 21))
 
 
+def test_a_sample_behind_a_forward_that_is_cut_waits_for_its_last_part() -> None:
+    rig = Rig(config=ControlConfig(max_batch_rows=2, max_batch_tokens=3))
+    run = rig.open("a")
+    run.now(AllocatePages(queue=QUEUE, pages=pages(1, 2)))
+    inputs = embeds(1, 2, 3, 4, 5)
+    run.now(AllocateEmbeds(queue=QUEUE, embeds=(*inputs, EmbedName(9))))
+    run.submit(EmbedText(queue=QUEUE, tokens=PROMPT, positions=tuple(range(5)), embeds=inputs))
+    run.submit(Forward(queue=QUEUE, pages=pages(1, 2), kv_len=0, inputs=inputs, outputs=embeds(9)))
+    sample = run.submit(Sample(queue=QUEUE, embed=EmbedName(9), sampling=SAMPLING, position=5))
+    assert rig.drain() == 2
+    assert [(len(batch.rows), len(batch.heads)) for batch in rig.executor.batches] == [(1, 0), (1, 1)]
+    assert run.forwarded(sample).token == token_after(PROMPT)
+
+
+def test_a_call_behind_drafts_waits_until_it_is_known_which_of_them_count() -> None:
+    rig = Rig()
+    run = rig.open("a")
+    run.now(AllocatePages(queue=QUEUE, pages=pages(1)))
+    wrong = (token_after((5,)) + 1) % 60
+    drafted = run.submit(text((5, wrong), names=(1,), sampling=SAMPLING, num_drafts=1))
+    reader = run.submit(text((7,), names=(1,), kv_len=2, sampling=SAMPLING))
+    rig.drain()
+    assert run.forwarded(drafted).kv_len == 1
+    assert run.error_type(reader) == "BadRequest"
+
+
 def test_no_more_calls_join_than_a_step_may_hold() -> None:
     rig = Rig(config=ControlConfig(max_batch_rows=2, max_batch_tokens=3))
     run = rig.open("a")
