@@ -180,6 +180,24 @@ def test_one_program_of_every_verb_equals_a_dense_mask(sandbox: str) -> None:
     in_loop(scenario)
 
 
+CUTS = ((0, "truncate", 30), (0, "forget", 30, len(TEXT)), (0, "forget", 28, 60))
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_view_outlives_a_cut_to_before_it_began_and_a_fork_is_not_touched(cut: tuple[Any, ...]) -> None:
+    orders = (
+        (0, "append", TEXT), (0, "fork"), (0, "flush"), (0, "hide", 3, 20), cut, (0, "next_dist"), (0, "generate", 9),
+        (1, "generate", 3), (1, "truncate", 20), (1, "generate", 3),
+    )  # fmt: skip
+    plan = Plan(*orders)
+
+    async def scenario() -> None:
+        async with byte_system(num_blocks=NUM_BLOCKS, runtime=NATIVE_ONLY) as system:
+            plan.check(await answers_to(system, plan))
+
+    in_loop(scenario)
+
+
 def test_what_is_hidden_leaves_the_page_list_and_decoding_needs_no_mask() -> None:
     plan = Plan((0, "append", [*TEXT, *TEXT[1:]]), (0, "flush"), (0, "hide", 20, 150), (0, "generate", 30))
 

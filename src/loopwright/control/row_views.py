@@ -47,9 +47,7 @@ class RowView:
     def _place(self, kv_len: int, positions: Sequence[int]) -> None:
         """Notes where the row's tokens stand."""
         assert self._window is not None
-        if kv_len < len(self._positions):  # rejected drafts
-            del self._positions[kv_len:]
-            self._slid &= (1 << kv_len) - 1
+        assert kv_len == len(self._positions), "a segment never writes a place twice"  # its drafts are forced
         for place, position in enumerate(positions, start=kv_len):
             if self._window.sinks <= position < self._border:
                 self._slid |= 1 << place
