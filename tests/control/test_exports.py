@@ -1,6 +1,9 @@
 """Pages that runs lend to each other by name: what an importer gets, who may write, what stays and what goes."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from loopwright.control import exports
 from loopwright.core.calls import (
@@ -283,3 +286,120 @@ def test_a_run_that_closes_with_an_export_and_an_import_under_way_leaves_nothing
     rig.assert_all_free()
     assert rig.controller._resources.exports.infos(TenantId(""), "") == ()
     assert RunId("a") not in rig.controller._sessions
+
+
+class Lenders(RuleBasedStateMachine):
+    """Random runs that lend, borrow, share, free and end, beside plain sets of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(num_blocks=16)
+        self.runs: dict[str, RigRun] = {}
+        self.bound: dict[str, dict[int, object]] = {}  # run → page name → block
+        self.lent: dict[str, tuple[list[object], str | None]] = {}  # export → blocks, and the run it ends with
+        self.num_names = 0
+
+    @precondition(lambda self: len(self.runs) < 3)
+    @rule()
+    def open(self) -> None:
+        name = f"run {self.num_names}"
+        self.num_names += 1
+        self.runs[name], self.bound[name] = self.rig.open(name), {}
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), num_pages=st.integers(1, 3))
+    def fill(self, data: st.DataObject, num_pages: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.runs)))
+        if num_pages > num_free(self.rig):
+            return
+        names = self.take(num_pages)
+        numbers = tuple(range(num_pages * 4))
+        call = ForwardText(
+            queue=QUEUE, pages=(), grow_from=PageName(names[0]), kv_len=0, tokens=numbers, positions=numbers
+        )
+        self.done(name, call)
+        self.bound[name] |= {page: object() for page in names}
+
+    @precondition(lambda self: any(self.bound.values()))
+    @rule(data=st.data(), title=st.sampled_from("xyz"), persistent=st.booleans())
+    def lend(self, data: st.DataObject, title: str, persistent: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(one for one, pages in self.bound.items() if pages)))
+        names = data.draw(st.lists(st.sampled_from(sorted(self.bound[name])), min_size=1, max_size=3, unique=True))
+        call = export(title, tuple(names), positions=tuple(range(4 * len(names))), tokens=(), persistent=persistent)
+        num_lent = sum(len(blocks) for blocks, _ in self.lent.values())
+        if self.done(name, call, is_right=title not in self.lent and num_lent + len(names) <= 8):
+            self.lent[title] = ([self.bound[name][page] for page in names], None if persistent else name)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), title=st.sampled_from("xyz"), is_import=st.booleans())
+    def borrow_or_end(self, data: st.DataObject, title: str, is_import: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.runs)))
+        if not is_import:
+            if self.done(name, UnexportPages(queue=QUEUE, name=title), is_right=title in self.lent):
+                del self.lent[title]
+            return
+        names = self.take(len(self.lent[title][0]) if title in self.lent else 1)
+        if self.done(name, import_(title, tuple(names)), is_right=title in self.lent):
+            self.bound[name] |= dict(zip(names, self.lent[title][0], strict=True))
+
+    @precondition(lambda self: any(self.bound.values()))
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(one for one, pages in self.bound.items() if pages)))
+        page = data.draw(st.sampled_from(sorted(self.bound[name])))
+        self.done(name, FreePages(queue=QUEUE, pages=pages(page)))
+        del self.bound[name][page]
+
+    @precondition(lambda self: any(self.bound.values()))
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        """Who holds a block alone may write to it, and nobody else."""
+        name = data.draw(st.sampled_from(sorted(one for one, pages in self.bound.items() if pages)))
+        page = data.draw(st.sampled_from(sorted(self.bound[name])))
+        block = self.bound[name][page]
+        holders = [one for table in self.bound.values() for one in table.values() if one is block]
+        lenders = [one for blocks, _ in self.lent.values() for one in blocks if one is block]
+        call = ForwardText(queue=QUEUE, pages=pages(page), kv_len=3, tokens=(9,), positions=(3,))
+        self.done(name, call, is_right=len(holders) + len(lenders) == 1)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.runs)))
+        self.runs.pop(name).session.close()
+        del self.bound[name]
+        self.lent = {title: one for title, one in self.lent.items() if one[1] != name}
+
+    @invariant()
+    def blocks_are_held_as_the_plain_sets_say(self) -> None:
+        self.rig.controller.check_integrity()
+        held = {block for table in self.bound.values() for block in table.values()}
+        held |= {block for blocks, _ in self.lent.values() for block in blocks}
+        assert num_free(self.rig) == 16 - len(held)
+
+    def teardown(self) -> None:
+        for run in self.runs.values():
+            run.session.close()
+        exported = self.rig.controller._resources.exports
+        for info in exported.infos(TenantId(""), ""):
+            exported.remove(TenantId(""), info.name)
+        self.rig.assert_all_free()
+
+    def take(self, num: int) -> list[int]:
+        self.num_names += num
+        return list(range(self.num_names - num, self.num_names))
+
+    def done(self, name: str, call: QueueCall, is_right: bool = True) -> bool:
+        """Runs a call to its end, which is as it should be."""
+        run = self.runs[name]
+        call_id = run.submit(call)
+        self.rig.drain()
+        assert (run.error_type(call_id) is None) == is_right, run.final(call_id)
+        run.now(ClearQueue(queue=QUEUE))
+        return is_right
+
+
+TestLenders = Lenders.TestCase
+TestLenders.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)

@@ -229,3 +229,61 @@ def test_calls_mean_what_they_mean_one_after_the_other(script: list[object]) -> 
         pair.act(one)
     pair.drain()
     pair.close()
+
+
+def test_who_a_failure_reaches_does_not_depend_on_when_it_came() -> None:
+    """A shift of what nobody wrote is found out when its turn comes: before or after others were issued."""
+    for is_known in (False, True):
+        rig = Rig()
+        run = rig.open("a", queues=(1, 2))
+        run.now(AllocatePages(queue=QueueName(1), pages=(PageName(1),)))
+        run.submit(ShiftKv(queue=QueueName(1), pages=(PageName(1),), size=1, delta=1))
+        if is_known:
+            rig.drain()
+        over = run.submit(text(2, kv_len=0))
+        reader = run.submit(text(2, kv_len=1))
+        rig.drain()
+        assert [run.error_type(one) for one in (over, reader)] == [None, "Poisoned"]
+
+
+def test_an_embed_that_was_written_anew_is_read_whenever_its_earlier_writer_fails() -> None:
+    for is_known in (False, True):
+        rig = Rig()
+        run = rig.open("a", queues=(1, 2, 3))
+        run.now(AllocateEmbeds(queue=QueueName(1), embeds=(EmbedName(1), EmbedName(2), EmbedName(11))))
+        run.now(AllocatePages(queue=QueueName(1), pages=(PageName(1), PageName(2))))
+        run.submit(EmbedText(queue=QueueName(2), tokens=(5,), positions=(0,), embeds=(EmbedName(1),)))
+        run.submit(forward(1, page=1, read=2))  # which nobody wrote
+        if is_known:
+            rig.drain()
+        run.submit(forward(2, page=2, read=1))
+        if not is_known:
+            rig.drain()
+        sample = run.submit(Sample(queue=QueueName(3), embed=EmbedName(11), sampling=Sampling(), position=1))
+        rig.drain()
+        assert run.error_type(sample) is None
+
+
+def test_a_clear_forgets_what_failed_before_it_and_not_what_fails_behind_it() -> None:
+    rig = Rig()
+    run = rig.open("a", queues=(1, 2))
+    run.now(AllocatePages(queue=QueueName(1), pages=(PageName(1),)))
+    written = run.submit(text(1, kv_len=0))
+    cleared = run.submit(ClearQueue(queue=QueueName(1)))
+    run.submit(text(1, kv_len=1, token=64))  # refused at once, while the clear waits for its turn
+    rig.drain()
+    reader = run.submit(text(2, kv_len=1))
+    rig.drain()
+    assert [run.error_type(one) for one in (written, cleared, reader)] == [None, None, "Poisoned"]
+
+
+def text(queue: int, *, kv_len: int, token: int = 7) -> ForwardText:
+    return ForwardText(
+        queue=QueueName(queue), pages=(PageName(1),), kv_len=kv_len, tokens=(token,), positions=(kv_len,)
+    )
+
+
+def forward(queue: int, *, page: int, read: int) -> Forward:
+    return Forward(
+        queue=QueueName(queue), pages=(PageName(page),), kv_len=0, inputs=(EmbedName(read),), outputs=(EmbedName(11),)
+    )

@@ -26,9 +26,9 @@ INTRODUCTION = """# Calls
 
 <!-- Written by `make reference` from the source; do not edit. -->
 
-Everything a program asks is a call: one JSON object with its `op` and the fields below, and nothing else. `Context`
-and `Queue` make them for you; `Queue.issue(op, **fields)` sends any of them. An unknown field, or a value out of its
-limits, is a BadRequest that names it. Bytes are base64 in JSON.
+Everything a program asks is a call: one JSON object with its `op` and the fields below, and nothing else. `Context`,
+`Queue` and the module `resources` make them for you; `Queue.issue(op, **fields)` sends any that takes a queue. An
+unknown field, or a value out of its limits, is a BadRequest that names it. Bytes are base64 in JSON.
 
 Issue, completion and observation are three different times. Names of queues, pages and embeds are integers that the
 program chooses; they are bound when the call is issued, so a later call may use them at once. Calls of one queue keep
