@@ -13,16 +13,30 @@ from dataclasses import asdict
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
+from loopwright.control.direct_calls import DirectCall, answer, find_queue, rank
 from loopwright.control.feeds import Feed, forwarded
+from loopwright.control.grouping import make_scheduler
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
+from loopwright.core.call_table import require_traits
+from loopwright.core.calls import (
+    ClearQueue,
+    ExportPages,
+    FreeEmbeds,
+    FreePages,
+    Generate,
+    ImportPages,
+    QueueCall,
+    SetPriority,
+    Synchronize,
+    UnexportPages,
+)
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -32,7 +46,6 @@ from loopwright.core.errors import (
     InternalError,
     LimitExceeded,
     LoopwrightError,
-    NotFound,
 )
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
@@ -42,8 +55,8 @@ from loopwright.core.results import CallResult, Completion, Done
 
 logger = logging.getLogger(__name__)
 
-PRIORITY_ADVANCE = 1000
-"""A queue of priority 1 goes before 1000 calls issued earlier: it is preferred, and yet starves nobody."""
+SettledCall = Synchronize | ClearQueue | ExportPages | UnexportPages | ImportPages
+"""Calls that wait for their turn and then need no engine."""
 
 
 class Controller:
@@ -69,7 +82,7 @@ class Controller:
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
-        self._scheduler = Scheduler(config, self._resources)
+        self._scheduler = make_scheduler(config, self._resources)
         self._sessions: dict[RunId, InlineSession] = {}
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
@@ -85,9 +98,10 @@ class Controller:
         """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
-        self._resources.open(run_id, limits)
-        self._sessions[run_id] = InlineSession(self, run_id, limits)
-        return self._sessions[run_id]
+        session = InlineSession(self, run_id, limits)
+        self._resources.open(run_id, limits, session.tenant)
+        self._sessions[run_id] = session
+        return session
 
     async def stats(self) -> ControlStats:
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
@@ -118,6 +132,7 @@ class Controller:
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
                 self.fail_step(error)
             else:
+                self._counts.busy_s += self._clock.now_s() - started_s
                 self.complete(result)
 
     def schedule(self) -> Batch | None:
@@ -130,41 +145,38 @@ class Controller:
                 self._settle([call])
         while True:
             self._suspension.resume()
-            step = self._scheduler.form()
+            step = self._scheduler.form(self._clock.now_s())
             has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._clock.now_s())
             for call, error in step.refused:
                 self._fail(call, error.info())
+            self._settle(step.settled)
             if calls := step.calls:
                 for call in calls:
                     call.is_running = True
                 self._running = step
                 return step.batch()
-            if not (step.refused or has_dropped or self._make_room()):
+            if not (step.refused or step.settled or has_dropped or self._make_room()):
                 return None
 
     def complete(self, result: StepResult) -> None:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
-        for call in (*step.copies, *step.embeds):
-            self._finish(call, Done())
-        for call, row in zip(step.rows, result.rows, strict=True):
-            if call.restoring is None:
-                self._take_row(call, row)
-            elif row.error is not None:
-                self._fail(call, row.error)
-            elif call.restoring.advance(row):
-                self._resources.finish_restoring(call)
-                self._scheduler.restored(call)
-        for call, row in zip(step.heads, result.heads, strict=True):
+        for call in step.copying:
+            call.is_running = False
+        for call, row in step.outcomes(result):
+            call.is_running = False
+            if call.is_over:  # with its run, or because a call of this very step failed
+                continue
             if row.error is not None:
                 self._fail(call, row.error)
-            else:
-                assert isinstance(call.work, HeadRow)
+            elif call.restoring is not None:
+                if call.restoring.advance(row):
+                    self._take_restored(call)
+            elif isinstance(call.work, Feed):
+                self._take_row(call, call.work, row)
+            elif isinstance(call.work, HeadRow):
                 self._finish(call, forwarded(row, call.work.sampling))
-        for call, row in zip(step.shifts, result.shifts, strict=True):
-            if row.error is not None:
-                self._fail(call, row.error)
             else:
                 self._finish(call, Done())
 
@@ -175,7 +187,9 @@ class Controller:
         for _, private in step.private:
             private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        for call in step.calls:
+        failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
+        for call in (*step.copying, *(call for call, _ in step.outcomes(failed))):
+            call.is_running = False
             self._fail(call, info)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
@@ -184,14 +198,18 @@ class Controller:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
         self._changed()
-        if isinstance(call, CreateQueue):
-            self._create_queue(session, call_id, call)
+        try:
+            if isinstance(call, DirectCall):
+                result = answer(call, session, self._resources, self._model_info)
+                if isinstance(call, SetPriority):
+                    self._scheduler.reorder()
+                session.inbox.put(Completion(call_id, result))
+                return
+            queue = find_queue(session, call.queue)
+        except LoopwrightError as error:
+            session.inbox.put(Completion(call_id, error=error.info()))
             return
-        queue = session.queues.get(call.queue)
-        if queue is None:
-            unknown = NotFound(f"queue: {call.queue} is not a queue of this run", field="queue", hint="create_queue")
-            session.inbox.put(Completion(call_id, error=unknown.info()))
-        elif isinstance(call, ImmediateCall):
+        if isinstance(call, ImmediateCall):
             self._apply(session, queue, call_id, call)
         else:
             self._enqueue(session, queue, call_id, call)
@@ -221,6 +239,7 @@ class Controller:
         for call in [call for call in session.open_calls.values() if not call.is_running]:
             self._discard(call)
         self._resources.unbind_all(session.run_id)
+        self._resources.exports.end_run(session.run_id)
         self._forget_if_empty(session)
 
     def check_integrity(self) -> None:
@@ -231,23 +250,12 @@ class Controller:
 
     # Issuing
 
-    def _create_queue(self, session: InlineSession, call_id: CallId, call: CreateQueue) -> None:
-        error: LoopwrightError | None = None
-        if call.queue in session.queues:
-            error = BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
-        elif call.model not in ("", self._model_info.name):
-            error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
-        elif len(session.queues) >= (max_queues := session.limits.max_queues):
-            error = LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
-        if error is None:
-            session.queues[call.queue] = CallQueue(call.queue, call.priority)
-        session.inbox.put(_completion(call_id, error))
-
     def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
         works on a poisoned queue too."""
         if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
             try:
+                require_traits(call, self._model_info)
                 self._resources.apply(session.run_id, call)
             except LoopwrightError as error:
                 self._enqueue_refused(session, queue, call_id, call, error.info())
@@ -261,12 +269,14 @@ class Controller:
             return
         if isinstance(call, ClearQueue):
             queue.failure = None  # for what is issued from now on; its turn clears what fails until then
-            ordering.clear(queue)
+            queue.num_clears += 1
+            ordering.clear(queue, queue.num_clears)
         failure = queue.failure
         one = self._open_call(session, queue, call_id, call)
         if failure is None:
             holdings = self._resources.holdings(session.run_id)
             try:
+                require_traits(call, self._model_info)
                 if isinstance(call, Generate):
                     self._compiling.check(call)
                 prepare(one, call, holdings, self._resources.shape, self._token_bytes)
@@ -300,8 +310,8 @@ class Controller:
 
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
-        rank = self._num_issued - queue.priority * PRIORITY_ADVANCE
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, rank)
+        place = rank(self._num_issued, queue.priority)
+        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
         session.open_calls[call.call_id] = call
@@ -312,14 +322,15 @@ class Controller:
 
     # Ending
 
-    def _take_row(self, call: OpenCall, row: RowResult) -> None:
-        if call.is_over:
-            return
-        feed = call.work
-        assert isinstance(feed, Feed)
-        if row.error is not None:
-            self._fail(call, row.error)
-            return
+    def _take_restored(self, call: OpenCall) -> None:
+        """The call has its dropped pages back."""
+        self._resources.finish_restoring(call)
+        if isinstance(call.call, SettledCall):
+            self._settle([call])
+        else:
+            self._scheduler.restored(call)
+
+    def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
         try:
             is_over = feed.advance(row)
         except LoopwrightError as error:  # its grammar cannot go on
@@ -354,14 +365,27 @@ class Controller:
         waiting = deque(ready)
         while waiting:
             call = waiting.popleft()
-            if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
-                self._scheduler.add(call)
+            if call.failure is None and (failure := ordering.taint(call)) is not None:
+                ordering.fail(call, failure)
+            if call.failure is None and (not isinstance(call.call, SettledCall) or self._resources.has_dropped(call)):
+                if not call.is_running:  # else it joined the step of the call that it waited for
+                    self._scheduler.add(call, self._changed_s)
                 continue
+            if call.is_running:
+                self._resources.mark_lost(call)
             if isinstance(call.call, ClearQueue):
-                ordering.clear(call.queue)
+                ordering.clear(call.queue, call.num_clears)
+            result = self._exchange(call) if call.failure is None else None
             waiting.extend(self._discard(call))
-            done = None if call.failure is not None else Done()
-            call.inbox.put(Completion(call.call_id, done, call.failure))
+            call.inbox.put(Completion(call.call_id, result, call.failure))
+
+    def _exchange(self, call: OpenCall) -> CallResult | None:
+        """Does what a SettledCall asks for. None if it failed."""
+        try:
+            return self._resources.exchange(call, self._sessions[call.run_id].tenant)
+        except LoopwrightError as error:
+            ordering.fail(call, error.info())
+            return None
 
     def _discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
@@ -387,7 +411,6 @@ class Controller:
         self._changed_s = self._clock.now_s()
         self._suspension.count(step)
         for call in step.calls:
-            call.is_running = False
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
                 self._forget_if_empty(self._sessions[call.run_id])
@@ -422,7 +445,3 @@ class Controller:
                 await self._wake.wait()
         except TimeoutError:
             return
-
-
-def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:
-    return Completion(call_id, Done()) if error is None else Completion(call_id, error=error.info())

@@ -52,7 +52,9 @@ class Dropping:
             if content.before.parent is None or content.before in held:
                 if content.full is not None:
                     held.add(content.full)
-                if page.id is not None and page.written == (1 << len(content.tokens)) - 1:
+                # A lent block stays where it is: dropping the page would free nothing.
+                is_free = page.lent is None or page.lent.num_holders == 1
+                if page.id is not None and is_free and page.written == (1 << len(content.tokens)) - 1:
                     found.append(page)
         return found + [page for page in pages if page.id is not None and not page.written]
 

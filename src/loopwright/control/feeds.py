@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loopwright.control.page_content import PageKey
+from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.ids import BlockId, SlotId
@@ -40,12 +41,14 @@ class Feed:
         "_slots",
         "_tokens",
         "block_ids",
+        "is_steady",
         "kv_len",
         "num_cached",
         "num_inputs",
         "num_recorded",
         "sampled",
         "start_kv_len",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -60,12 +63,15 @@ class Feed:
         distributions: Sequence[DistributionRequest] = (),
         sampling: Sampling | None = None,
         num_drafts: int = 0,
+        view: RowView | None = None,
     ) -> None:
         self.start_kv_len = self.kv_len = kv_len
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
+        self.is_steady = False  # a segment that runs one token after another, and nothing special
         self._is_divisible = set(input_slots).isdisjoint(output_slots)
+        self.view = view  # if not all that is cached is seen
         self.sampled: Sequence[Sampled] = ()  # by the row that ran last
         self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots
         self._mask, self._distributions, self._sampling = mask, distributions, sampling
@@ -98,7 +104,7 @@ class Feed:
     @property
     def num_skippable(self) -> int:
         """First inputs that need not run if their KV is there: no answer depends on their hidden states."""
-        if self._slots or self._mask is not None or self._num_run:
+        if not self._is_plain or self._num_run:
             return 0
         indices = (one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions)
         return min(self.num_inputs - self._num_drafts - 1, *indices, self.num_inputs)
@@ -120,24 +126,25 @@ class Feed:
 
     def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
         """Tokens and positions that ran at KV places num_recorded … kv_len - 1; none if they do not say all."""
-        if self._slots or self._mask is not None:
+        if not self._is_plain:
             return (), ()
         start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
         return self._tokens[start:end], self._positions[start:end]
 
+    @property
+    def is_last_row(self) -> bool:
+        """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
+        return self._num_in_row == self.num_left and not self._num_drafts
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each input is a token that sees all that lies before it."""
+        return not self._slots and self._mask is None and self.view is None
+
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
-        self._num_in_row = min(max_tokens, self.num_left)
-        if self._num_in_row < self.num_left:
-            self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
-        if self._num_in_row < self.num_inputs:
-            return self._chunk(self._num_run, self._num_run + self._num_in_row)
-        self._picked = range(len(self._distributions))
-        return ForwardRow(
-            self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
-            self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
-            self._are_drafts_forced, self._allowed_bits,
-        )  # fmt: skip
+        row = self._next_row(max_tokens)
+        return row if self.view is None else self.view.of(row)
 
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the call is over."""
@@ -156,6 +163,19 @@ class Feed:
         """What a forward that is over completes with."""
         found = RowResult(self.sampled, [self._found[place] for place in range(len(self._distributions))])
         return forwarded(found, self._sampling, self.kv_len, num_pages, self.num_cached)
+
+    def _next_row(self, max_tokens: int) -> ForwardRow:
+        self._num_in_row = min(max_tokens, self.num_left)
+        if self._num_in_row < self.num_left:
+            self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
+        if self._num_in_row < self.num_inputs:
+            return self._chunk(self._num_run, self._num_run + self._num_in_row)
+        self._picked = range(len(self._distributions))
+        return ForwardRow(
+            self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
+            self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
+            self._are_drafts_forced, self._allowed_bits,
+        )  # fmt: skip
 
     def _chunk(self, start: int, end: int) -> ForwardRow:
         indices = [one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions]

@@ -43,7 +43,12 @@ class NameTable(Generic[NameT, IdT]):
         """What the name is bound to. Raises NotFound."""
         found = self.names.get(name)
         if found is None:
-            raise NotFound(f"{field}: {self._kind.noun} {name} is not bound", field=field)
+            raise NotFound(
+                f"{field}: {self._kind.noun} {name} is not bound; the run has {len(self.names)} names of "
+                f"{self._kind.noun}s",
+                field=field,
+                hint="a name counts in the run that bound it alone",
+            )
         return found
 
     def find_all(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
@@ -99,17 +104,14 @@ class NameTable(Generic[NameT, IdT]):
     def unback(self, resources: Iterable[Resource[IdT]]) -> None:
         """Takes the units of resources that live on."""
         for resource in resources:
-            assert resource.id is not None
-            self._pool.give(resource.id)
-            resource.id = None
-            self.num_backed -= 1
+            self._give_back(resource)
 
     def replace(self, resource: Resource[IdT]) -> tuple[IdT, IdT]:
         """Gives the resource a fresh unit for its old one; returns both, the old one first. As `back`."""
         old, fresh = resource.id, self._pool.take()
         assert old is not None
-        self._pool.give(old)
-        resource.id = fresh
+        self._give_back(resource)
+        self.back_with([resource], [fresh])
         return old, fresh
 
     def bind_backed(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
@@ -173,9 +175,16 @@ class NameTable(Generic[NameT, IdT]):
             return
         self.num_held -= 1
         if resource.id is not None:
-            self._pool.give(resource.id)
-            resource.id = None
-            self.num_backed -= 1
+            self._give_back(resource)
+
+    def _give_back(self, resource: Resource[IdT]) -> None:
+        assert resource.id is not None
+        self._pool.give(resource.id)
+        resource.id = None
+        self.num_backed -= 1
+        if resource.lent is not None:
+            resource.lent.num_holders -= 1
+            resource.lent = None
 
     def _none_free(self, num_asked: int) -> LoopwrightError:
         return self._kind.none_free(

@@ -53,12 +53,7 @@ class Prefixes:
 
     def bind(self, pages: Sequence[Page], cached: Cached) -> None:
         """Notes what the pages hold that were just given the cached blocks."""
-        before = cached.before
-        for page, (tokens, positions) in zip(pages, cached.keys, strict=True):
-            page.content = PageContent(before)
-            page.content.extend(tokens, positions, self._size)
-            assert page.content.full is not None
-            before = page.content.full
+        self.note(pages, cached.keys, cached.before)
 
     def after(self, pages: Sequence[Page], root: Prefix) -> Prefix | None:
         """What full pages hold, one after the other; None if that is not all known, or was not computed so."""
@@ -75,6 +70,8 @@ class Prefixes:
         start, (tokens, positions) = feed.num_recorded, feed.unrecorded()
         feed.num_recorded = feed.kv_len
         place, offset = divmod(start, self._size)
+        # What ran in one step with a copy that it waited for began to write before the copy was noted.
+        self.cut(call.pages[place : len(feed.block_ids)], offset)
         before = self.after(call.pages[:place], root) if tokens else None
         if before is None or (offset and not _is_known(call.pages[place], before, offset)):
             return
@@ -92,6 +89,33 @@ class Prefixes:
                 before = last = page.content.full
         if last is not None:
             self._keep(last, call.pages[: last.num_pages])
+
+    def cut(self, pages: Sequence[Page], offset: int) -> None:
+        """Notes that nothing is known any more from `offset` of the first page on."""
+        for place, page in enumerate(pages):
+            if page.content is not None:
+                page.content.cut(0 if place else offset)
+
+    def keys_of(self, pages: Sequence[Page], root: Prefix) -> tuple[PageKey, ...]:
+        """What is known of the first pages, one after the other; the last of them may be known in part."""
+        keys: list[PageKey] = []
+        before: Prefix | None = root
+        for page in pages:
+            content = page.content
+            if content is None or content.before is not before:
+                break
+            keys.append((tuple(content.tokens), tuple(content.positions)))
+            before = content.full
+        return tuple(keys)
+
+    def note(self, pages: Sequence[Page], keys: Sequence[PageKey], root: Prefix) -> None:
+        """Notes that first pages, which were just given blocks, hold what `keys_of` found in others."""
+        before: Prefix | None = root
+        for page, (tokens, positions) in zip(pages, keys, strict=False):
+            assert before is not None
+            page.content = PageContent(before)
+            page.content.extend(tokens, positions, self._size)
+            before = page.content.full
 
     def record_copy(self, copy: CopyPage, source: Page, target: Page) -> None:
         """A copy of a page's beginning holds what the page holds; any other copy is opaque."""

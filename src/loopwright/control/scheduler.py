@@ -4,19 +4,28 @@ Called by the controller whenever the engine is idle. Rows of one token come fir
 share what the token budget leaves, by rank, and are cut to fit it. A call that needs a block and finds none stays.
 """
 
+import math
 from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import msgspec
 
 from loopwright.control.feeds import Feed
-from loopwright.control.ordering import OpenCall
+from loopwright.control.joining import Joining
+from loopwright.control.ordering import AnyResource, OpenCall
+from loopwright.control.policies import PolicyName
 from loopwright.control.resource_manager import PrivateCopy, ResourceManager
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.ids import RunId
+
+PRIORITY_STEPS = 8
+"""When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
 
 
 class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +37,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
     max_idle_s: float = 0.02  # how long a run without calls keeps its pages if others wait for some
     max_stuck_s: float = 0.1  # how long calls may all wait for pages that cannot be dropped before one fails
+    policy: PolicyName = "adaptive"  # when waiting calls become a batch; the others are there to compare
+    policy_calls: int = 8  # k-only: calls of a batch
+    policy_max_wait_s: float = 0.1  # k-only: a batch may be smaller after so long
+    policy_wait_s: float = 0.016  # t-only: how long the first call of a batch waits for others
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:
@@ -47,14 +60,45 @@ class Step:
     embeds: list[OpenCall] = field(default_factory=list)
     rows: list[OpenCall] = field(default_factory=list)
     heads: list[OpenCall] = field(default_factory=list)
+    joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
+    settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
     batch_rows: list[ForwardRow] = field(default_factory=list)
+    num_short: int = 0  # the first so many rows are of one token
 
     @property
     def calls(self) -> list[OpenCall]:
         """All calls of the batch, and those that wait for its private copies."""
-        copying = dict.fromkeys(call for call, _ in self.private)
-        return [*copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+        return [*self.copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+
+    @property
+    def copying(self) -> list[OpenCall]:
+        """Calls that run once the step has made their private copies, which is all that it does for them."""
+        return list(dict.fromkeys(call for call, _ in self.private))
+
+    def light_list(self, call: OpenCall) -> list[OpenCall] | None:
+        """Where a call that is no feed belongs; None if it needs no engine."""
+        if isinstance(call.work, EmbedRow):
+            return self.embeds
+        if isinstance(call.work, HeadRow):
+            return self.heads
+        if isinstance(call.call, ShiftKv):
+            return self.shifts
+        return self.copies if isinstance(call.call, CopyPage) else None
+
+    def outcomes(self, result: StepResult) -> Iterable[tuple[OpenCall, RowResult]]:
+        """Each call with what came of it, after all that it waited for."""
+        pairs = chain(
+            zip(self.copies, repeat(_NOTHING)),
+            zip(self.shifts, result.shifts, strict=True),
+            zip(self.embeds, repeat(_NOTHING)),
+            zip(self.rows, result.rows, strict=True),
+            zip(self.heads, result.heads, strict=True),
+        )
+        if not self.joined:
+            return pairs
+        places = {call: place for place, call in enumerate(self.joined, start=1)}
+        return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
 
     def batch(self) -> Batch:
         return Batch(
@@ -72,22 +116,34 @@ class Scheduler:
     def __init__(self, config: ControlConfig, resources: ResourceManager) -> None:
         self._config = config
         self._resources = resources
+        self._num_formed = 0  # steps, so far
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
         self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
         self.is_blocked = False  # whether a call found too few blocks when the last step was formed
 
-    def add(self, call: OpenCall) -> None:
-        """Takes a call that waits for nobody any more."""
+    def add(self, call: OpenCall, now_s: float) -> None:
+        """Takes a call that waits for nobody any more. When it came does not matter: what waits runs."""
         if isinstance(call.work, Feed) and call.work.num_left > 1:
             call.rank -= self._resources.advance(call)
-        self._put(call)
+        self.put(call)
+
+    def put(self, call: OpenCall) -> None:
+        """As `add`, for a call that was here before."""
+        if call.run_id in self.suspended:
+            self.suspended[call.run_id].append(call)
+        elif self._resources.has_dropped(call) or (isinstance(call.work, Feed) and call.work.num_left > 1):
+            insort(self._long, call, key=lambda one: one.rank)
+        elif isinstance(call.work, Feed):
+            self._put_short(call)
+        else:
+            self._light.append(call)
 
     def restored(self, call: OpenCall) -> None:
         """Takes note that the call has its dropped pages back."""
         self._long.remove(call)
-        self._put(call)
+        self.put(call)
 
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
@@ -101,42 +157,43 @@ class Scheduler:
         """Ends what `suspend` began."""
         for call in self.suspended.pop(run_id, ()):
             if not call.is_over:
-                self._put(call)
+                self.put(call)
 
-    def form(self) -> Step:
+    def reorder(self) -> None:
+        """For whoever changed the rank of calls that may be here."""
+        self._long.sort(key=lambda call: call.rank)
+
+    def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
         self.is_blocked = False
+        self._num_formed += 1
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
+        self._take_joining(step)
         return step
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
         return [call for call in (*self._light, *self._short, *self._long) if not call.is_over]
 
-    def _put(self, call: OpenCall) -> None:
-        if call.run_id in self.suspended:
-            self.suspended[call.run_id].append(call)
-        elif self._resources.has_dropped(call) or (isinstance(call.work, Feed) and call.work.num_left > 1):
-            insort(self._long, call, key=lambda one: one.rank)
-        elif isinstance(call.work, Feed):
-            self._short.append(call)
-        else:
-            self._light.append(call)
+    def due_s(self) -> float:
+        """When a step could be formed though nothing else happens: never, for what can run, runs."""
+        return math.inf
+
+    def _put_short(self, call: OpenCall) -> None:
+        call.served_at = self._num_formed
+        self._short.append(call)
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
+        if len(waiting) > self._config.max_batch_rows:
+            waiting.sort(key=lambda call: call.rank)  # otherwise all go
         self._light = []
         for call in waiting:
-            taken = step.copies
-            if isinstance(call.work, EmbedRow):
-                taken = step.embeds
-            elif isinstance(call.work, HeadRow):
-                taken = step.heads
-            elif isinstance(call.call, ShiftKv):
-                taken = step.shifts
+            taken = step.light_list(call)
+            assert taken is not None
             if len(taken) < self._config.max_batch_rows and self._admit(call, step):
                 taken.append(call)
             elif not _is_refused(call, step):
@@ -144,27 +201,31 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        waiting, short = [call for call in self._short if not call.is_over], list[OpenCall]()
-        for call in waiting:
-            assert isinstance(call.work, Feed)
-            if call.work.num_left == 1:
-                short.append(call)
-            else:  # a grammar forced tokens after the sampled one
-                insort(self._long, call, key=lambda one: one.rank)
-        self._short = short
-        for place, call in enumerate(short):
-            if len(step.rows) == max_rows:
-                self._short = short[place:] + short[:place]
-                break
+        if len(self._short) > max_rows:
+            self._short.sort(key=_turn)  # otherwise all go
+        rows, batch_rows = step.rows, step.batch_rows
+        unserved, served = list[OpenCall](), list[OpenCall]()
+        for call in self._short:
+            if call.is_over:
+                continue
             feed = call.work
             assert isinstance(feed, Feed)
-            if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+            if not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
+                insort(self._long, call, key=lambda one: one.rank)
+            elif len(rows) == max_rows:
+                unserved.append(call)
+            elif feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
                 if call.restoring is not None:  # it reached a page that was dropped, with what stood there before
                     insort(self._long, call, key=lambda one: one.rank)
                     continue
-                step.rows.append(call)
-                step.batch_rows.append(feed.next_row(1))
-        self._short = [call for call in self._short if call.restoring is None]
+                served.append(call)
+                call.served_at = self._num_formed
+                rows.append(call)
+                batch_rows.append(feed.next_row(1))
+            else:
+                served.append(call)
+        self._short = unserved + served
+        step.num_short = len(rows)
 
     def _take_long(self, step: Step) -> None:
         budget = self._config.max_batch_tokens - len(step.rows)
@@ -182,8 +243,11 @@ class Scheduler:
             if is_fitting and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     feed = call.feed
-                    if feed is None:  # the cache had the dropped pages of a light call
-                        self._put(call)
+                    if feed is None:  # the cache had the dropped pages of a call that is no feed
+                        if step.light_list(call) is None:
+                            step.settled.append(call)
+                        else:
+                            self.put(call)
                         continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
@@ -191,12 +255,59 @@ class Scheduler:
                     budget -= row.num_tokens
                     is_first = False
                     if call.restoring is None and _will_be_short(feed, row):
-                        self._short.append(call)
+                        self._put_short(call)
                         continue
                 elif not _is_refused(call, step) and not _is_copying(call, step):
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _take_joining(self, step: Step) -> None:
+        """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
+        calls = chain(step.copies, step.shifts, step.embeds, step.rows, step.heads)
+        frontier = deque([call for call in calls if call.dependents and call.restoring is None])
+        if not frontier:
+            return
+        joining = Joining(self._resources.shape.block_size)
+        while frontier:
+            for call in joining.freed_by(frontier.popleft()):
+                if self._join(call, step, joining.promised):
+                    step.joined.append(call)
+                    if call.dependents:
+                        frontier.append(call)
+
+    def _join(self, call: OpenCall, step: Step, promised: Mapping[AnyResource, int]) -> bool:
+        """Whether the call is in the step now. One that cannot run keeps its turn, and is refused then."""
+        feed = call.work
+        if not isinstance(feed, Feed):
+            taken = step.light_list(call)
+            if taken is None or len(taken) == self._config.max_batch_rows or not self._secure(call, promised):
+                return False
+            taken.append(call)
+            return True
+        budget = self._config.max_batch_tokens - sum(row.num_tokens for row in step.batch_rows)
+        if feed.num_left == 1 and len(step.rows) >= self._config.max_batch_rows:
+            return False
+        if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):
+            return False
+        row = feed.next_row(budget)
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        if _will_be_short(feed, row):
+            self._put_short(call)
+        elif row.num_tokens < feed.num_left:
+            insort(self._long, call, key=lambda one: one.rank)
+        return True
+
+    def _secure(self, call: OpenCall, promised: Mapping[AnyResource, int]) -> bool:
+        if not self._resources.can_join(call):
+            return False
+        try:
+            self._resources.check_reads(call, promised)
+            call.is_started = self._resources.secure(call)
+        except LoopwrightError:
+            return False
+        return call.is_started
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
@@ -213,6 +324,14 @@ class Scheduler:
         copies = self._resources.take_copies()
         step.private += [(call, copy) for copy in copies]
         return not copies
+
+
+_NOTHING = RowResult()
+
+
+def _turn(call: OpenCall) -> int:
+    """The longest unserved first; a queue of priority 1 as if it had waited for so many steps more."""
+    return call.served_at - call.queue.priority * PRIORITY_STEPS
 
 
 def _is_refused(call: OpenCall, step: Step) -> bool:

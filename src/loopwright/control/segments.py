@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import RowResult, Sampled
+from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, Generate
 from loopwright.core.grammars import GrammarState
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
@@ -26,8 +26,8 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state", "_stop_tokens",
-        "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
+        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state",
+        "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -53,9 +53,19 @@ class SegmentFeed(Feed):
         self._state = state
         self._continue(self._call.tokens, self._call.positions)
 
+    def next_row(self, max_tokens: int) -> ForwardRow:
+        if not self.is_steady:
+            return super().next_row(max_tokens)
+        return ForwardRow(
+            self.block_ids, self.kv_len, self._positions, self._tokens, (), None, (), (), self._sampling,
+            self._sample_position, 0, self._generated,
+        )  # fmt: skip
+
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the segment is over. Raises LimitExceeded, BadRequest when its grammar
         cannot go on."""
+        if self.is_steady:
+            return self._advance_steady(result)
         if not super().advance(result):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
@@ -106,6 +116,8 @@ class SegmentFeed(Feed):
         )
 
     def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        if self.view is not None:
+            return (), ()
         start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
         prompt, positions = self._call.tokens[start:end], self._call.positions[start:end]
         first = max(start - self._num_prompt, 0)
@@ -115,6 +127,22 @@ class SegmentFeed(Feed):
             (*prompt, *self.tokens[first:num_sampled]),
             (*positions, *range(after_prompt + first, after_prompt + num_sampled)),
         )
+
+    def _advance_steady(self, result: RowResult) -> bool:
+        """As `advance`, for the row that most steps are full of: it saves two thirds of the time."""
+        self.sampled = sampled = result.sampled
+        (one,) = sampled
+        self.tokens.append(one.token_id)
+        self.logprobs.append(one.logprob)
+        self.kv_len += 1
+        self._num_in_row = 1
+        position = self._sample_position
+        if (reason := self._end_reason(one.token_id, position)) is not None:
+            self._num_run, self._reason = 1, reason
+            return True
+        self._tokens, self._positions = (one.token_id,), (position,)
+        self._sample_position = position + 1
+        return self.is_interrupted
 
     def _keep(self, one: Sampled) -> None:
         self.tokens.append(one.token_id)
@@ -131,6 +159,7 @@ class SegmentFeed(Feed):
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
+        self.is_steady = self._state is None and self.view is None and not self._call.sampling.top_logprobs
         if self._state is not None:
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
 

@@ -5,13 +5,15 @@ that wait for pages themselves are suspended only when nothing can run: first th
 that the one that has had the least goes on. Nobody fails for what others hold, as long as something can be dropped.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
 from loopwright.control.compiling import CompilingCalls
+from loopwright.control.grouping import AnyScheduler
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.session import InlineSession
 from loopwright.core.errors import OutOfPages
 from loopwright.core.ids import RunId
@@ -25,7 +27,7 @@ class Suspension:
         self,
         config: ControlConfig,
         resources: ResourceManager,
-        scheduler: Scheduler,
+        scheduler: AnyScheduler,
         compiling: CompilingCalls,
         sessions: Mapping[RunId, InlineSession],
     ) -> None:
@@ -63,6 +65,8 @@ class Suspension:
         """When nothing can run: suspends a run for the sake of the least served, or lets a suspended one try."""
         waiting = self._scheduler.waiting()
         if not waiting:
+            if math.isfinite(self._scheduler.due_s()):
+                return False
             run_id = min(self._scheduler.suspended, key=self._served.__getitem__, default=None)
             if run_id is not None:
                 self._scheduler.resume(run_id)
@@ -78,9 +82,12 @@ class Suspension:
 
     def patience_s(self, now_s: float) -> float | None:
         """After how long something should be done for calls that wait, if nothing happens before."""
+        due_in_s = max(self._scheduler.due_s() - now_s, 0.0)
         if self._scheduler.waiting() and self._is_somebody_about(now_s):
-            return self._config.max_idle_s
-        return self._config.max_stuck_s if self._is_stuck() else None
+            return min(due_in_s, self._config.max_idle_s)
+        if self._is_stuck():
+            return min(due_in_s, self._config.max_stuck_s)
+        return due_in_s if math.isfinite(due_in_s) else None
 
     def hopeless(self, waited_s: float) -> tuple[OpenCall, OutOfPages] | None:
         """The waiting call whose run holds the most blocks, with its error, once everybody has been stuck for long.
