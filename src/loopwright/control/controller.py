@@ -323,9 +323,9 @@ class Controller:
     # Ending
 
     def _take_restored(self, call: OpenCall) -> None:
-        """The call has its dropped pages back."""
+        """The call has dropped pages back; perhaps not all of them."""
         self._resources.finish_restoring(call)
-        if isinstance(call.call, SettledCall):
+        if isinstance(call.call, SettledCall) and not self._resources.has_dropped(call):
             self._settle([call])
         else:
             self._scheduler.restored(call)

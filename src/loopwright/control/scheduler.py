@@ -76,6 +76,12 @@ class Step:
         """Calls that run once the step has made their private copies, which is all that it does for them."""
         return list(dict.fromkeys(call for call, _ in self.private))
 
+    def is_copied_from(self, call: OpenCall) -> bool:
+        """Whether the call copies into a block of which a private copy is made: copies of a step have no order."""
+        if not self.private or not isinstance(call.call, CopyPage):
+            return False
+        return any(one.copy.source == call.pages[1].id for _, one in self.private)
+
     def light_list(self, call: OpenCall) -> list[OpenCall] | None:
         """Where a call that is no feed belongs; None if it needs no engine."""
         if isinstance(call.work, EmbedRow):
@@ -243,11 +249,8 @@ class Scheduler:
             if is_fitting and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     feed = call.feed
-                    if feed is None:  # the cache had the dropped pages of a call that is no feed
-                        if step.light_list(call) is None:
-                            step.settled.append(call)
-                        else:
-                            self.put(call)
+                    if feed is None:  # it is no forward, and has its dropped pages back
+                        self._take_restored(call, step)
                         continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
@@ -261,6 +264,15 @@ class Scheduler:
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _take_restored(self, call: OpenCall, step: Step) -> None:
+        taken = step.light_list(call)
+        if taken is None:
+            step.settled.append(call)
+        elif len(taken) < self._config.max_batch_rows:
+            taken.append(call)
+        else:
+            self.put(call)
 
     def _take_joining(self, step: Step) -> None:
         """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
@@ -281,7 +293,9 @@ class Scheduler:
         feed = call.work
         if not isinstance(feed, Feed):
             taken = step.light_list(call)
-            if taken is None or len(taken) == self._config.max_batch_rows or not self._secure(call, promised):
+            if taken is None or len(taken) == self._config.max_batch_rows or step.is_copied_from(call):
+                return False
+            if not self._secure(call, promised):
                 return False
             taken.append(call)
             return True
@@ -311,6 +325,8 @@ class Scheduler:
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
+        if step.is_copied_from(call):
+            return False
         try:
             if not call.is_started:
                 self._resources.check_reads(call)
