@@ -17,6 +17,7 @@ from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
 from loopwright.control.policies import PolicyName
+from loopwright.control.reads import check_reads
 from loopwright.control.resource_manager import PrivateCopy, ResourceManager
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
@@ -317,7 +318,7 @@ class Scheduler:
         if not self._resources.can_join(call):
             return False
         try:
-            self._resources.check_reads(call, promised)
+            check_reads(call, self._resources.shape.block_size, promised)
             call.is_started = self._resources.secure(call)
         except LoopwrightError:
             return False
@@ -329,7 +330,7 @@ class Scheduler:
             return False
         try:
             if not call.is_started:
-                self._resources.check_reads(call)
+                check_reads(call, self._resources.shape.block_size)
             if not self._resources.secure(call):
                 self.is_blocked = True
                 return False
