@@ -8,6 +8,7 @@ what control promises: nothing unwritten is read, and nothing in a batch depends
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
+from loopwright.core.samplers import StateValue
 
 if TYPE_CHECKING:
     from loopwright.core.errors import ErrorInfo
@@ -33,6 +35,11 @@ def choose(hidden: int, sampling: Sampling, position: int, counted: Sequence[int
     hidden = mix(hidden, *counted) if counted else hidden
     drawn = hidden if sampling.temperature == 0 else mix(hidden, sampling.seed, position)
     return sampling.allowed[drawn % len(sampling.allowed)] if sampling.allowed else drawn % VOCAB_SIZE
+
+
+def sampled_hidden(hidden: int, count: float) -> int:
+    """What the fake model chooses by when the row has a sampler, whatever its graph: it changes with each token."""
+    return mix(hidden, int(count))
 
 
 def shifted(value: int, delta: int) -> int:
@@ -154,7 +161,23 @@ class FakeExecutor:
         return _answer([hidden], head)
 
 
+@dataclass(frozen=True)
+class CountedState:
+    """The fake model's idea of a sampler's state: how many tokens its sampler has chosen."""
+
+    count: float
+
+    def values(self) -> dict[str, StateValue]:
+        return {"count": self.count}
+
+
 def _answer(hiddens: Sequence[int], row: ForwardRow | HeadRow) -> RowResult:
+    if isinstance(row, ForwardRow) and row.sampler is not None:
+        state = row.sampler.state or CountedState(float(row.sampler.initial["count"]))
+        assert isinstance(state, CountedState)
+        assert not row.num_drafts
+        hiddens = [*hiddens[:-1], sampled_hidden(hiddens[-1], state.count)]
+        return replace(_answer(hiddens, replace(row, sampler=None)), sampler_state=CountedState(state.count + 1))
     distributions = [describe(hiddens[one.index], one) for one in row.distributions]
     if row.sampling is None:
         return RowResult(distributions=distributions)

@@ -7,6 +7,7 @@ and the limit.
 from collections.abc import Collection, Sequence
 
 from loopwright.control.name_table import check_distinct
+from loopwright.control.sampler_checks import check_sampler
 from loopwright.core.calls import (
     MAX_DRAFTS,
     CopyPage,
@@ -86,6 +87,10 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
     _check_tokens("stop_tokens", call.stop_tokens, shape)
     if call.grammar is not None and call.sampling.allowed is not None:
         raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
+    if call.sampler is not None:
+        check_sampler(call.sampler, call.sampler_state, call.sampling, shape)
+    elif call.sampler_state:
+        raise BadRequest("sampler_state: there is no sampler to carry it", field="sampler_state")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 

@@ -5,12 +5,14 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 
 from collections.abc import Sequence
 from copy import copy
+from functools import lru_cache
 
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, Generate
 from loopwright.core.grammars import GrammarState
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
+from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
 
 
@@ -47,6 +49,8 @@ class SegmentFeed(Feed):
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
         self._state: GrammarState | None = None
+        if call.sampler is not None:
+            self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
     def follow(self, state: GrammarState) -> None:
         """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
@@ -59,6 +63,8 @@ class SegmentFeed(Feed):
         if not super().advance(result):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
+        if self._sampler is not None:
+            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
         reason: StopReason | None = None
         for place, one in enumerate(self.sampled, start=1 - len(self.sampled)):
             assert reason is None, "a forced token ends nothing"
@@ -102,7 +108,13 @@ class SegmentFeed(Feed):
             num_pages=num_pages,
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
+            sampler_state=self._sampler_state(),
         )
+
+    def _sampler_state(self) -> dict[str, StateValue]:
+        if self._sampler is None or self._sampler.state is None:
+            return self._call.sampler_state
+        return self._sampler.state.values()
 
     def _keep(self, one: Sampled) -> None:
         self.tokens.append(one.token_id)
@@ -112,7 +124,7 @@ class SegmentFeed(Feed):
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Makes the next inputs: these, and what the grammar forces after them."""
-        forced = self._forced(positions[-1]) if self._state is not None else ()
+        forced = self._forced(positions[-1]) if self._state is not None and self._sampler is None else ()
         first = positions[-1] + 1
         self._tokens = (*tokens, *forced) if forced else tokens
         self._positions = (*positions, *range(first, first + len(forced))) if forced else positions
@@ -121,19 +133,30 @@ class SegmentFeed(Feed):
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
         if self._state is not None:
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
+            if self._sampler is not None and (only := self._next_forced(positions[-1])) is not None:
+                self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
 
     def _forced(self, position: int) -> Sequence[int]:
-        """What the grammar forces after `position`, up to a token that would end the segment."""
+        """What the grammar forces after `position`, up to a token that would end the segment; it takes them."""
         assert self._state is not None
-        num_possible = min(self._call.max_tokens - len(self.tokens) - 1, self._max_context - position - 2, MAX_DRAFTS)
-        stops = copy(self._matcher)  # shares the automaton
         forced: list[int] = []
-        for token in self._state.forced()[: max(num_possible, 0)]:
+        stops = copy(self._matcher)  # shares the automaton
+        for token in self._state.forced()[: self._num_forcible(position)]:
             if token in self._stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
                 break
             self._state.accept(token)
             forced.append(token)
         return forced
+
+    def _next_forced(self, position: int) -> int | None:
+        """The first token of `_forced`, not taken: a sampler carries state, so it is asked about every token."""
+        assert self._state is not None
+        forced = self._state.forced()[: min(1, self._num_forcible(position))]
+        return forced[0] if forced and forced[0] not in self._stop_tokens else None
+
+    def _num_forcible(self, position: int) -> int:
+        num_left = self._call.max_tokens - len(self.tokens) - 1
+        return max(0, min(num_left, self._max_context - position - 2, MAX_DRAFTS))
 
     def _grammar_reason(self, reason: StopReason | None) -> StopReason | None:
         """The reason, now that the grammar has seen the last token too."""
@@ -161,3 +184,9 @@ class SegmentFeed(Feed):
         kept_end = self._ends[num_kept - 1] if num_kept else 0
         dropped = self._token_bytes[self.tokens[num_kept]]
         return num_kept, dropped[: start - kept_end].decode("utf-8", errors="ignore")
+
+
+@lru_cache(maxsize=256)
+def _interned(sampler: TracedSampler) -> TracedSampler:
+    """One object for equal graphs: the engine puts rows together by it, and compares objects first."""
+    return sampler

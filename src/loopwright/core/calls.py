@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.ids import EmbedName, PageName, QueueName
+from loopwright.core.samplers import StateValue, TracedSampler
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -249,7 +250,11 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
 
     With `grammar` only tokens that continue a text of the grammar may be chosen, and stop tokens where the text is
     whole. Tokens that it forces are not sampled, but their log-probabilities are the model's as everybody's. The
-    segment ends by itself, as "grammar_end", when nothing may follow."""
+    segment ends by itself, as "grammar_end", when nothing may follow.
+
+    With `sampler` the program's own function chooses: it sees the logits after the fields of Sampling up to `allowed`,
+    and a grammar's mask. The scores that it returns go on to the fields after that; a token that it returns is taken.
+    `sampler_state` is what it finds at the first token."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -263,6 +268,8 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
     grammar: Grammar | None = None
+    sampler: TracedSampler | None = None
+    sampler_state: dict[str, StateValue] = {}
 
 
 QueueCall: TypeAlias = (

@@ -10,6 +10,7 @@ import msgspec
 from loopwright.core.calls import LogprobKind
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId
+from loopwright.core.samplers import StateValue
 
 
 class Result(msgspec.Struct, frozen=True, tag_field="result", omit_defaults=True):
@@ -81,6 +82,7 @@ class Segment(Result, frozen=True, tag="segment"):
     num_pages: int
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
+    sampler_state: dict[str, StateValue] = {}  # what its sampler carried at the end
 
 
 class Progress(Result, frozen=True, tag="progress"):

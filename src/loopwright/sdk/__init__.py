@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources
+from loopwright.sdk import errors, http, resources, tensor
 from loopwright.sdk.context import Context
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
@@ -16,6 +16,7 @@ from loopwright.sdk.errors import (
     ModelLacksTrait,
     OutOfPages,
     PermissionDenied,
+    Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
 from loopwright.sdk.model import Model, detokenize, model, tokenize
@@ -40,6 +41,7 @@ __all__ = [
     "PermissionDenied",
     "Queue",
     "Turn",
+    "Untraceable",
     "Verified",
     "choice",
     "detokenize",
@@ -55,5 +57,6 @@ __all__ = [
     "model",
     "regex",
     "resources",
+    "tensor",
     "tokenize",
 ]

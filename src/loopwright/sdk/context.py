@@ -15,6 +15,8 @@ from loopwright.sdk.port import Stream
 from loopwright.sdk.resources import Queue, detokenize, render_chat, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
+from loopwright.sdk.token_by_token import generate_token_by_token
+from loopwright.sdk.tracing import is_traceable, sampler_fields
 from loopwright.sdk.transcript import Message, Transcript
 from loopwright.sdk.turn import Chunk, Turn, Verified
 
@@ -86,6 +88,12 @@ class Context:
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
         with _Busy(self):
+            if options.pop("sampler_fallback", False) and options.get("sampler") is not None:
+                sampler, state = options["sampler"], options.get("state") or {}
+                if not is_traceable(sampler, state, (await self._run.description())["model"]["vocab_size"]):
+                    rest = {name: one for name, one in options.items() if name not in ("sampler", "state")}
+                    rest |= {"emit": True} if emit else {}
+                    return await generate_token_by_token(self, sampler, state, rest)
             segment = await self._begin(emit=emit, stream=False, options=options)
             return await segment.finish()
 
@@ -96,7 +104,11 @@ class Context:
         first that appears), repetition_penalty, presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed
         (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or
         "processed"), top_logprobs (how many), ignore_eos (go on past the end of the turn), grammar (what the text must
-        be, as a whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does."""
+        be, as a whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does.
+
+        `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
+        carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
+        traced as Python, once a token."""
         return TokenStream(self, emit, options)
 
     async def next_dist(
@@ -184,6 +196,24 @@ class Context:
         if hasattr(self, "_is_closed") and not self._queue.is_over:
             self.close()
 
+    # Implements token_by_token.LoopContext
+
+    async def run_prompt(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """For `generate`: takes in what was appended; the model's description, and sampling fields without options."""
+        await self._prepare(opens_turn=True)
+        description = await self._run.description()
+        return description["model"], self._sampling({}, description["seed"])
+
+    async def next_logits(self) -> Distribution:
+        """For `generate`: of the next token the most probable, and all logits."""
+        payload = await self._forward(len(self._tokens), distributions=[{"k": 1, "logits": True}])
+        return Distribution(payload["distributions"][0])
+
+    def write(self, tokens: Sequence[int], text: str) -> None:
+        """For `generate`: adds what the model wrote."""
+        self._extend_written(tokens)
+        self._transcript.write(text)
+
     # Between the two
 
     async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any]) -> "Segment":
@@ -216,7 +246,8 @@ class Context:
         max_tokens = options.pop("max_tokens", 256)
         ignore_eos = options.pop("ignore_eos", False)
         grammar = options.pop("grammar", None)
-        return {
+        sampler, state = options.pop("sampler", None), options.pop("state", None) or {}
+        return sampler_fields(sampler, state, model["vocab_size"]) | {
             "stop": [stop] if isinstance(stop, str) else list(stop),
             "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
             "stop_tokens": [] if ignore_eos else model["eos_ids"],

@@ -3,8 +3,10 @@
 Returned by Context.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from loopwright.sdk.tracing import state_of
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 
@@ -27,6 +29,7 @@ class Turn:
     num_prompt_tokens: int  # how long the context was when the segment began
     logprob_kind: str = "raw"  # under the model's own distribution; "processed": under the one that was drawn from
     top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
+    sampler_state: dict[str, Any] = field(default_factory=dict)  # what its sampler carried; may begin the next segment
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
@@ -40,6 +43,7 @@ class Turn:
             num_prompt_tokens=num_prompt_tokens,
             logprob_kind=payload["logprob_kind"],
             top_logprobs=top_logprobs(payload),
+            sampler_state=state_of(payload.get("sampler_state", {})),
         )
 
 
