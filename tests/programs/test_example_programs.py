@@ -131,6 +131,18 @@ def test_react_searches_and_answers(smollm2: SmolLM2) -> None:
     in_loop(scenario)
 
 
+def test_watched_segment_writes_without_a_letter_while_the_model_runs_ahead(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            outcome = await run_as_expected(system, "watched_segment")
+            assert len(outcome.result) > 40
+            assert "e" not in outcome.result.lower()
+            (value,) = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert value["vetoes"] > 3
+
+    in_loop(scenario)
+
+
 @asynccontextmanager
 async def watched_system(smollm2: SmolLM2) -> AsyncIterator[tuple[System, WatchedExecutor]]:
     engine = WatchedExecutor(smollm2.executor)

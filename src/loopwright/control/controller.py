@@ -20,8 +20,19 @@ from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.calls import ClearQueue, CreateQueue, FreeEmbeds, FreePages, Generate, QueueCall, Synchronize
+from loopwright.core.calls import (
+    Acknowledge,
+    ClearQueue,
+    CreateQueue,
+    FreeEmbeds,
+    FreePages,
+    Generate,
+    QueueCall,
+    Synchronize,
+    WatchCall,
+)
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -130,7 +141,7 @@ class Controller:
         while True:
             step = self._scheduler.form()
             for call, error in step.refused:
-                self._fail(call, error.info())
+                self._refuse(call, error.info())
             if calls := step.calls:
                 for call in calls:
                     call.is_running = True
@@ -176,6 +187,9 @@ class Controller:
         if isinstance(call, CreateQueue):
             self._create_queue(session, call_id, call)
             return
+        if isinstance(call, WatchCall):
+            self._watch(session, call_id, call)
+            return
         queue = session.queues.get(call.queue)
         if queue is None:
             unknown = NotFound(f"queue: {call.queue} is not a queue of this run", field="queue", hint="create_queue")
@@ -199,7 +213,7 @@ class Controller:
         elif isinstance(call.work, SegmentFeed):
             call.work.is_interrupted = True
             if not call.is_running:
-                self._finish(call, call.work.segment(len(call.pages)))
+                self._end_interrupted(call, call.work)
 
     def close(self, session: InlineSession) -> None:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
@@ -299,6 +313,52 @@ class Controller:
         if call.num_blockers == 0:
             self._settle([call])
 
+    # Watching
+
+    def _watch(self, session: InlineSession, call_id: CallId, call: WatchCall) -> None:
+        """Acknowledges or vetoes tokens of a watched segment, at once and out of turn. One that is over is ignored."""
+        error: LoopwrightError | None = None
+        watched = session.open_calls.get(CallId(call.handle))
+        try:
+            if watched is not None and watched.failure is None:
+                self._changed()
+                self._apply_watch(watched, call)
+        except LoopwrightError as refusal:
+            error = refusal
+        session.inbox.put(_completion(call_id, error))
+
+    def _apply_watch(self, watched: OpenCall, call: WatchCall) -> None:
+        feed = watched.work
+        if not isinstance(feed, WatchedFeed):
+            raise BadRequest(f"handle: call {call.handle} is not a watched segment", field="handle")
+        if isinstance(call, Acknowledge):
+            feed.acknowledge(call)
+        else:
+            feed.veto(call, is_running=watched.is_running)
+            if not watched.is_running:
+                self._resources.shrink(watched)
+        self._end_if_settled(watched, feed)
+
+    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
+        """A watched segment that cannot run on fails when its program has seen what there is: it may go back."""
+        if isinstance(call.work, WatchedFeed):
+            call.work.fail(info)
+            self._end_if_settled(call, call.work)
+        else:
+            self._fail(call, info)
+
+    def _end_if_settled(self, call: OpenCall, feed: WatchedFeed) -> None:
+        if feed.is_settled and feed.error is not None:
+            self._fail(call, feed.error)
+        elif feed.is_settled:
+            self._finish(call, feed.segment(len(call.pages)))
+
+    def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
+        if isinstance(feed, WatchedFeed):
+            feed.cut_to_seen()
+            self._resources.shrink(call)
+        self._finish(call, feed.segment(len(call.pages)))
+
     # Ending
 
     def _take_row(self, call: OpenCall, row: RowResult) -> None:
@@ -306,7 +366,7 @@ class Controller:
         assert isinstance(feed, Feed)
         if call.is_over:
             return
-        if row.error is not None:
+        if row.error is not None and not isinstance(feed, WatchedFeed):
             self._fail(call, row.error)
             return
         try:
@@ -318,10 +378,13 @@ class Controller:
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
             return
+        if isinstance(feed, WatchedFeed) and not is_over:
+            self._resources.shrink(call)
+            self._end_if_settled(call, feed)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
-            self._finish(call, feed.segment(len(call.pages)))
+            self._end_interrupted(call, feed)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, Completion(call.call_id, result))
@@ -390,7 +453,8 @@ class Controller:
         """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
         without open calls is busy elsewhere, and will free what it holds."""
         holders = self._resources.num_held_blocks()
-        is_everybody_waiting = all(self._sessions[run_id].open_calls for run_id in holders)
+        open_calls = [self._sessions[run_id].open_calls.values() for run_id in holders]
+        is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
         return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
 
     def _refuse_for_blocks(self) -> bool:

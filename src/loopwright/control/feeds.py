@@ -87,6 +87,11 @@ class Feed:
         return self.num_inputs - self._num_run
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it must not run now, though nothing that it waits for is control's."""
+        return False
+
+    @property
     def is_chunkable(self) -> bool:
         """Whether a row may hold less than all that is left."""
         return self._is_divisible and self.num_left > self._num_drafts + 1

@@ -90,7 +90,8 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        return [call for call in (*self._light, *self._short, *self._long) if not call.is_over]
+        calls = (*self._light, *self._short, *self._long)
+        return [call for call in calls if not call.is_over and not call.is_paused]
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
@@ -124,6 +125,8 @@ class Scheduler:
                 break
             feed = call.work
             assert isinstance(feed, Feed)
+            if feed.is_paused:
+                continue
             if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
                 step.rows.append(call)
                 step.batch_rows.append(feed.next_row(1))
@@ -142,7 +145,7 @@ class Scheduler:
             assert isinstance(feed, Feed)
             is_fitting = feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
-            if is_fitting and (call.is_started or not is_blocked):
+            if is_fitting and not feed.is_paused and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, Generate
-from loopwright.core.grammars import GrammarState
+from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
@@ -28,8 +28,8 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state", "_stop_tokens",
-        "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
+        "_call", "_ends", "_grammar", "_match", "_matcher", "_max_context", "_may_force", "_num_prompt", "_reason",
+        "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -48,13 +48,15 @@ class SegmentFeed(Feed):
         self._match: StopMatch | None = None
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
+        self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
+        self._may_force = True
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
-    def follow(self, state: GrammarState) -> None:
+    def follow(self, grammar: CompiledGrammar) -> None:
         """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
-        self._state = state
+        self._grammar, self._state = grammar, grammar.start()
         self._continue(self._call.tokens, self._call.positions)
 
     def advance(self, result: RowResult) -> bool:
@@ -124,7 +126,8 @@ class SegmentFeed(Feed):
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Makes the next inputs: these, and what the grammar forces after them."""
-        forced = self._forced(positions[-1]) if self._state is not None and self._sampler is None else ()
+        rides = self._state is not None and self._sampler is None and self._may_force
+        forced = self._forced(positions[-1]) if rides else ()
         first = positions[-1] + 1
         self._tokens = (*tokens, *forced) if forced else tokens
         self._positions = (*positions, *range(first, first + len(forced))) if forced else positions
@@ -133,7 +136,7 @@ class SegmentFeed(Feed):
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
         if self._state is not None:
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
-            if self._sampler is not None and (only := self._next_forced(positions[-1])) is not None:
+            if self._sampler is not None and self._may_force and (only := self._next_forced(positions[-1])) is not None:
                 self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
 
     def _forced(self, position: int) -> Sequence[int]:

@@ -241,6 +241,15 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     source: str = ""
 
 
+MAX_WINDOW = 4096
+
+
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program watches the segment: it runs at most `window` tokens ahead of what the program has acknowledged."""
+
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] = 8
+
+
 class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
 
@@ -254,7 +263,10 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
 
     With `sampler` the program's own function chooses: it sees the logits after the fields of Sampling up to `allowed`,
     and a grammar's mask. The scores that it returns go on to the fields after that; a token that it returns is taken.
-    `sampler_state` is what it finds at the first token."""
+    `sampler_state` is what it finds at the first token.
+
+    With `watch` tokens come as Progress, and the segment goes on only as the program acknowledges them. It ends when
+    all are acknowledged, as if it had never run ahead; interrupted, it keeps those that were acknowledged."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -270,11 +282,32 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     grammar: Grammar | None = None
     sampler: TracedSampler | None = None
     sampler_state: dict[str, StateValue] = {}
+    watch: Watch | None = None
 
+
+class Acknowledge(Call, frozen=True, kw_only=True, tag="acknowledge"):
+    """The program has seen the first `num_tokens` tokens of the watched segment behind `handle`, and they stand. Done;
+    if the segment is over, nothing happens."""
+
+    handle: NonNegative
+    num_tokens: NonNegative
+
+
+class Veto(Call, frozen=True, kw_only=True, tag="veto"):
+    """Takes back token `index` of the watched segment behind `handle`, and all that came after it: the segment goes on
+    from there, with that token banned in that place if `ban`. Those before it are acknowledged. Done; BadRequest for a
+    token that is acknowledged or not there."""
+
+    handle: NonNegative
+    index: NonNegative
+    ban: bool = True
+
+
+WatchCall: TypeAlias = Acknowledge | Veto
 
 QueueCall: TypeAlias = (
     CreateQueue | Synchronize | ClearQueue
     | AllocatePages | FreePages | SharePages | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
-    | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate
+    | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate | Acknowledge | Veto
 )  # fmt: skip
 """Every call that control answers."""

@@ -86,12 +86,15 @@ class Segment(Result, frozen=True, tag="segment"):
 
 
 class Progress(Result, frozen=True, tag="progress"):
-    """Tokens of a segment that is still running, in order."""
+    """Tokens of a segment that is still running, in order. Of a watched one, `first` is the index of the first of them,
+    and `num_vetoes` how many vetoes it had taken when they were sampled: fewer than were sent, and they are void."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
     logprob_kind: LogprobKind | None = None
+    first: int = 0
+    num_vetoes: int = 0
 
 
 CallResult: TypeAlias = Done | Forwarded | Segment | Progress

@@ -216,6 +216,8 @@ class Host:
         return self._model.chat_template.render_delta(messages, call.num_done, call.is_open, call.add_generation_prompt)
 
     def _begin_segment(self, handle: int, call: calls.Segment) -> None:
+        if call.emit and call.generate.watch is not None:
+            raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
         text = SegmentText(call.generate, self._model.tokenizer.token_bytes)
         self._open[handle] = OpenCall(segment=call, text=text, wants_answer=call.answer)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
@@ -273,6 +275,8 @@ class Host:
     def _complete_ok(self, handle: int, call: OpenCall, result: CallResult) -> None:
         if call.text is None or call.segment is None:
             self._push(handle, "part" if isinstance(result, Progress) else "ok", result, call.wants_answer)
+        elif isinstance(result, Progress) and call.segment.generate.watch is not None:
+            self._push(handle, "part", result)
         elif isinstance(result, Progress):
             self._part(handle, call.segment, call.text.push(result.tokens), result.tokens)
         elif isinstance(result, SegmentResult):

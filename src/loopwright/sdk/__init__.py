@@ -23,6 +23,7 @@ from loopwright.sdk.model import Model, detokenize, model, tokenize
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.turn import Chunk, Turn, Verified
+from loopwright.sdk.watching import Watched, WatchedToken
 
 __all__ = [
     "BadRequest",
@@ -43,6 +44,8 @@ __all__ = [
     "Turn",
     "Untraceable",
     "Verified",
+    "Watched",
+    "WatchedToken",
     "choice",
     "detokenize",
     "draw",

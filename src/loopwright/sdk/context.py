@@ -19,6 +19,7 @@ from loopwright.sdk.token_by_token import generate_token_by_token
 from loopwright.sdk.tracing import is_traceable, sampler_fields
 from loopwright.sdk.transcript import Message, Transcript
 from loopwright.sdk.turn import Chunk, Turn, Verified
+from loopwright.sdk.watching import Watched
 
 Part = str | list[int] | Message  # what was appended and is not tokens yet
 
@@ -110,6 +111,19 @@ class Context:
         carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
         traced as Python, once a token."""
         return TokenStream(self, emit, options)
+
+    def watch(self, window: int = 8, **options: Any) -> "Watched":  # noqa: ANN401 (options of stream)
+        """Lets the model continue while the program looks at every token, and can take it back:
+
+            async with ctx.watch(temperature=0.8) as watched:
+                async for token in watched:
+                    if token.id in banned:
+                        watched.veto()
+            turn = watched.turn
+
+        The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
+        tokens that were looked at stay when the block is left early."""
+        return Watched(_Watching(self, {**options, "watch": window}))
 
     async def next_dist(
         self,
@@ -246,6 +260,7 @@ class Context:
         max_tokens = options.pop("max_tokens", 256)
         ignore_eos = options.pop("ignore_eos", False)
         grammar = options.pop("grammar", None)
+        watch = options.pop("watch", None)
         sampler, state = options.pop("sampler", None), options.pop("state", None) or {}
         return sampler_fields(sampler, state, model["vocab_size"]) | {
             "stop": [stop] if isinstance(stop, str) else list(stop),
@@ -253,6 +268,7 @@ class Context:
             "stop_tokens": [] if ignore_eos else model["eos_ids"],
             "sampling": self._sampling(options, description["seed"]),
             "grammar": None if grammar is None else grammar_fields(grammar),
+            "watch": None if watch is None else {"window": watch},
         }
 
     def _sampling(self, options: dict[str, Any], run_seed: int) -> dict[str, Any]:
@@ -466,6 +482,32 @@ class TokenStream:
     def __del__(self) -> None:
         if self._segment is not None and self.turn is None and not self._context._queue.is_over:
             self._segment.interrupt()
+
+
+class _Watching:
+    """Implements watching.Source: one watched segment on a context, which is busy from begin to end."""
+
+    def __init__(self, context: Context, options: dict[str, Any]) -> None:
+        self._context = context
+        self._options = options
+        self._busy = _Busy(context)
+        self._segment: Segment | None = None
+
+    async def begin(self) -> Stream:
+        self._busy.__enter__()
+        try:
+            self._segment = await self._context._begin(emit=False, stream=True, options=self._options)
+        except BaseException:
+            self._busy.__exit__()
+            raise
+        return self._segment.parts
+
+    async def end(self) -> Turn:
+        assert self._segment is not None
+        return await self._segment.finish()
+
+    def leave(self) -> None:
+        self._busy.__exit__()
 
 
 class _Busy:

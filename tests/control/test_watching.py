@@ -1,0 +1,381 @@
+"""Watched segments: equal to a loop that looks at every token before the next is sampled, whatever ran ahead."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.core.calls import Acknowledge, Generate, Grammar, Sampling, Veto, Watch
+from loopwright.core.errors import InternalError
+from loopwright.core.ids import CallId
+from loopwright.core.results import Progress, Segment
+from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
+
+from .fake_executor import VOCAB_SIZE, choose, mix, sampled_hidden
+from .fake_grammars import FakeCompiler, Places
+from .reference import NaiveContext
+from .rig import TOKEN_BYTES, Rig, RigRun, generate
+
+PROMPT = (5, 6, 7, 8, 9, 10)
+PAGE_SIZE = 4
+COUNTER = TracedSampler(
+    (SamplerNode("scores"), SamplerNode("state", name="count")), 0, (TracedState("count", False, 1),)
+)
+PLACES = Places(range(2, 50), {11, 12}, {13}, {14}, range(5, 20), {21}, range(2, 60), range(2, 60), {30, 31, 32})
+
+Verdict = Callable[[int, int, int], str]  # index, token, how often it was vetoed in this place → keep, veto, ban, leave
+
+
+@dataclass
+class Looked:
+    """What came of a loop."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str = "length"
+    stop: str | int | None = None
+    count: float = 0.0
+
+    def num_pages(self) -> int:
+        return -(-(len(PROMPT) + max(len(self.tokens) - 1, 0)) // PAGE_SIZE)
+
+
+def step_by_step(call: Generate, verdict: Verdict, places: Places | None = None) -> Looked:
+    """Samples one token, looks at it, and only then runs it."""
+    context, looked = NaiveContext(), Looked()
+    hidden, position = context.run(call.tokens, call.positions)[-1], call.positions[-1] + 1
+    banned: set[int] = set()
+    num_vetoes = 0
+    while True:
+        state = None if places is None else places.start()
+        for one in looked.tokens if state is not None else ():
+            state.accept(one)
+        token = sample(call, hidden, position, looked, banned, state)
+        match verdict(len(looked.tokens), token, num_vetoes):
+            case "ban":
+                banned.add(token)
+                num_vetoes += 1
+                continue
+            case "veto":
+                num_vetoes += 1
+                continue
+            case "leave":
+                looked.reason = "interrupted"
+                return looked
+        looked.tokens.append(token)
+        if state is not None and token not in call.stop_tokens:
+            state.accept(token)
+        if is_ended(call, looked, state is not None and state.is_over):
+            return looked
+        hidden = context.run([token], [position])[-1]
+        position, banned, num_vetoes = position + 1, set(), 0
+
+
+def sample(call: Generate, hidden: int, position: int, looked: Looked, banned: set[int], state) -> int:
+    allowed = set(call.sampling.allowed or range(VOCAB_SIZE))
+    if state is not None:
+        bits = int.from_bytes(state.allowed_bits(call.stop_tokens), "little")
+        allowed = {one for one in range(VOCAB_SIZE) if bits >> one & 1}
+    sampling = call.sampling
+    if banned or state is not None or sampling.allowed:
+        sampling = msgspec.structs.replace(sampling, allowed=tuple(sorted(allowed - banned)))
+    if call.sampler is not None:
+        hidden = sampled_hidden(hidden, len(looked.tokens))
+    return choose(hidden, sampling, position, looked.tokens if call.sampling.has_penalties else ())
+
+
+def is_ended(call: Generate, looked: Looked, is_over: bool) -> bool:
+    text = b"".join(TOKEN_BYTES[one] for one in looked.tokens).decode()
+    if looked.tokens[-1] in call.stop_tokens:
+        looked.reason, looked.stop = "stop_token", looked.tokens[-1]
+    elif call.stop and call.stop[0] in text:
+        looked.reason, looked.stop = "stop", call.stop[0]
+    elif is_over:
+        looked.reason = "grammar_end"
+    elif len(looked.tokens) < call.max_tokens:
+        return False
+    return True
+
+
+class Watcher:
+    """The program: keeps the tokens that came, and looks at them when the test says so."""
+
+    def __init__(self, run: RigRun, call: Generate, verdict: Verdict) -> None:
+        self.run = run
+        self.call_id = run.submit(call)
+        self.ahead: list[int] = []
+        self.max_ahead = 0
+        self._verdict = verdict
+        self._num_seen = self._num_acknowledged = self._num_vetoes = self._num_parts = 0
+        self._num_vetoes_here = 0
+        self.has_left = False
+
+    def take(self) -> None:
+        self.run.final(self.call_id)
+        parts = self.run.parts.get(self.call_id, [])
+        for part in parts[self._num_parts :]:
+            assert isinstance(part, Progress)
+            if part.num_vetoes == self._num_vetoes:
+                assert part.first == self._num_seen + len(self.ahead)
+                self.ahead += part.tokens
+        self._num_parts = len(parts)
+        self.max_ahead = max(self.max_ahead, self._num_seen + len(self.ahead) - self._num_acknowledged)
+
+    def look(self, acknowledges: bool) -> None:
+        """At the next token, if it is there."""
+        self.take()
+        if self.has_left or not self.ahead:
+            return self.acknowledge()
+        verdict = self._verdict(self._num_seen, self.ahead[0], self._num_vetoes_here)
+        if verdict == "keep":
+            self.ahead.pop(0)
+            self._num_seen += 1
+            self._num_vetoes_here = 0
+            if acknowledges:
+                self.acknowledge()
+        elif verdict == "leave":
+            self.acknowledge()
+            self.run.session.interrupt(self.call_id)
+            self.has_left = True
+        else:
+            handle = int(self.call_id)
+            done = self.run.now(Veto(handle=handle, index=self._num_seen, ban=verdict == "ban"))
+            assert done.error is None, done.error
+            self._num_acknowledged = self._num_seen
+            self._num_vetoes += 1
+            self._num_vetoes_here += 1
+            self.ahead = []
+        return None
+
+    def acknowledge(self) -> None:
+        if not self.has_left and self._num_seen > self._num_acknowledged:
+            assert self.run.now(Acknowledge(handle=int(self.call_id), num_tokens=self._num_seen)).error is None
+            self._num_acknowledged = self._num_seen
+
+
+def verdict_of(seed: int, veto_share: int, leaves_at: int | None, places: Places | None) -> Verdict:
+    """A verdict that depends on nothing but what is looked at."""
+
+    def verdict(index: int, token: int, num_vetoes: int) -> str:
+        if index == leaves_at:
+            return "leave"
+        if num_vetoes > 2 or mix(seed, index, token, num_vetoes) % 100 >= veto_share:
+            return "keep"
+        if places is not None and len(places.choices[index]) <= num_vetoes + 1:
+            return "veto"
+        return "ban" if mix(seed, index, num_vetoes) % 4 else "veto"
+
+    return verdict
+
+
+OPTIONS = {
+    "plain": {},
+    "greedy": {"sampling": Sampling()},
+    "penalties": {"sampling": Sampling(temperature=1.0, seed=3, presence_penalty=1.0)},
+    "allowed": {"sampling": Sampling(temperature=1.0, seed=3, allowed=tuple(range(3, 40, 2)))},
+    "stop token": {"stop_tokens": tuple(range(40, 44))},
+    "stop string": {"stop": ("@",)},
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    option=st.sampled_from([*OPTIONS, "sampler", "grammar", "sampler under a grammar"]),
+    window=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    veto_share=st.sampled_from([0, 15, 50]),
+    leaves_at=st.sampled_from([None, None, 0, 1, 5, 8]),
+    moves=st.lists(st.sampled_from(["step", "begin", "complete", "look", "look", "ack"]), max_size=80),
+)
+def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
+    option: str, window: int, seed: int, veto_share: int, leaves_at: int | None, moves: list[str]
+) -> None:
+    call, places = call_of(option, window)
+    verdict = verdict_of(seed, veto_share, leaves_at, places)
+    expected = step_by_step(call, verdict, places)
+    rig = Rig(grammars=FakeCompiler(g=PLACES))
+    run = rig.open("a")
+    watcher = Watcher(run, call, verdict)
+    drive(rig, watcher, moves)
+    segment = run.segment(watcher.call_id)
+    check(rig, run, watcher, segment, expected, window)
+    if call.sampler is not None:
+        assert segment.sampler_state == {"count": float(len(expected.tokens))}
+
+
+def call_of(option: str, window: int) -> tuple[Generate, Places | None]:
+    fields = {"sampling": Sampling(temperature=1.0, seed=3), "max_tokens": 9, **OPTIONS.get(option, {})}
+    call = msgspec.structs.replace(generate(PROMPT, **fields), watch=Watch(window))
+    if "sampler" in option:
+        call = msgspec.structs.replace(call, sampler=COUNTER, sampler_state={"count": 0.0})
+    if "grammar" in option:
+        call = msgspec.structs.replace(call, grammar=Grammar("regex", "g"))
+    return call, PLACES if "grammar" in option else None
+
+
+def drive(rig: Rig, watcher: Watcher, moves: list[str]) -> None:
+    """The moves in turn, then looking and stepping until the segment is over."""
+    running = None
+    for move in [*moves, *["complete", "look", "step"] * 400]:
+        if move == "begin" and running is None:
+            running = rig.controller.schedule()
+        elif move == "complete" and running is not None:
+            rig.controller.complete(rig.executor.run(running))
+            running = None
+        elif move == "step" and running is None:
+            rig.step()
+        elif move == "look":
+            watcher.look(acknowledges=False)
+        elif move == "ack":
+            watcher.acknowledge()
+        rig.controller.check_integrity()
+        if watcher.run.final(watcher.call_id) is not None and running is None:
+            return
+    raise AssertionError("the segment never ended")
+
+
+def check(rig: Rig, run: RigRun, watcher: Watcher, segment: Segment, expected: Looked, window: int) -> None:
+    assert list(segment.tokens) == expected.tokens
+    assert segment.logprobs == tuple(-float(token) for token in expected.tokens)
+    assert (segment.reason, segment.stop) == (expected.reason, expected.stop)
+    assert segment.num_pages == expected.num_pages()
+    assert segment.kv_len == len(PROMPT) + min(max(len(expected.tokens) - 1, 0), segment.num_kept)
+    assert watcher.max_ahead <= window
+    # What is in the pages is what the loop would have left there: the next segment goes on from it.
+    kept = expected.tokens[: segment.num_kept]
+    inputs = [*PROMPT, *kept][segment.kv_len :] or [50]
+    after = run.submit(
+        generate(inputs, pages=range(100, 100 + segment.num_pages), grow_from=900, kv_len=segment.kv_len, max_tokens=3)
+    )
+    rig.drain()
+    whole = [*PROMPT, *kept][: segment.kv_len] + inputs
+    naive = NaiveContext().generate(whole, range(len(whole)), Sampling(temperature=1.0), 3)
+    assert list(run.segment(after).tokens) == naive
+    run.session.close()
+    rig.assert_all_free()
+
+
+def watched(rig: Rig, window: int = 3, **fields) -> tuple[RigRun, CallId]:
+    run = rig.open("a")
+    call = generate(PROMPT, **{"sampling": Sampling(temperature=1.0, seed=3), "max_tokens": 12, **fields})
+    return run, run.submit(msgspec.structs.replace(call, watch=Watch(window)))
+
+
+def test_it_runs_at_most_the_window_ahead_and_goes_on_as_it_is_acknowledged() -> None:
+    rig = Rig()
+    run, call = watched(rig)
+    assert rig.drain() == 3
+    assert run.now(Acknowledge(handle=int(call), num_tokens=2)).error is None
+    assert rig.drain() == 2
+    assert run.final(call) is None
+
+
+def test_an_end_that_was_reached_ahead_waits_until_all_is_acknowledged() -> None:
+    rig = Rig()
+    run, call = watched(rig, window=8, max_tokens=4)
+    rig.drain()
+    assert run.final(call) is None
+    run.now(Acknowledge(handle=int(call), num_tokens=3))
+    assert run.final(call) is None
+    run.now(Acknowledge(handle=int(call), num_tokens=4))
+    assert run.segment(call).reason == "length"
+
+
+def test_a_paused_segment_is_not_stuck_for_pages_and_lets_others_run() -> None:
+    rig = Rig(num_blocks=4)
+    run, call = watched(rig, window=2, max_tokens=5)  # holds 2 of 4 blocks
+    other = rig.open("other")
+    wants = other.submit(generate(range(2, 14), max_tokens=1))  # needs 3
+    rig.drain()
+    rig.clock.advance(10)
+    rig.drain()
+    assert other.final(wants) is run.final(call) is None
+    run.session.interrupt(call)
+    rig.drain()
+    assert run.segment(call).tokens == ()
+    run.session.close()
+    rig.drain()
+    assert other.segment(wants).reason == "length"
+
+
+def test_a_failure_ahead_of_the_program_counts_only_when_all_before_it_is_acknowledged() -> None:
+    rig = Rig()
+    run, call = watched(rig, window=4)
+    rig.step()
+    rig.step()
+    run.final(call)
+    second = run.parts[call][1].tokens[0]
+    rig.executor.fail_rows[second] = InternalError("NaN logits").info()
+    rig.step()
+    assert run.final(call) is None
+    assert run.now(Veto(handle=int(call), index=1)).error is None
+    rig.drain()
+    run.final(call)
+    assert run.parts[call][2].num_vetoes == 1
+    assert run.parts[call][2].tokens[0] != second
+    rig.executor.fail_rows[run.parts[call][-1].tokens[-1]] = InternalError("NaN logits").info()
+    for num_tokens in range(2, 12):
+        run.now(Acknowledge(handle=int(call), num_tokens=num_tokens))
+        rig.drain()
+        if run.final(call) is not None:
+            break
+    assert run.error_type(call) == "InternalError"
+
+
+def test_vetoes_that_leave_nothing_fail_the_segment_with_their_number() -> None:
+    rig = Rig()
+    run, call = watched(rig, sampling=Sampling(allowed=(4, 9)))
+    for _ in range(2):
+        rig.step()
+        assert run.now(Veto(handle=int(call), index=0)).error is None
+    assert "2 tokens" in run.error(call).message
+    assert run.error(call).field == "veto"
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (Acknowledge(handle=2, num_tokens=4), "num_tokens: 4 of 3 tokens"),
+        (Veto(handle=2, index=3), "token 3 cannot be vetoed: 1 of 3 tokens are acknowledged"),
+        (Veto(handle=2, index=0), "token 0 cannot be vetoed: 1 of 3 tokens are acknowledged"),
+    ],
+)
+def test_what_is_not_there_or_stands_already_is_neither_acknowledged_nor_vetoed(refused, message: str) -> None:
+    rig = Rig()
+    run, call = watched(rig)
+    assert call == 2
+    rig.drain()
+    run.now(Acknowledge(handle=2, num_tokens=1))
+    error = run.now(refused).error
+    assert error is not None
+    assert message in error.message
+
+
+def test_a_second_veto_before_the_first_took_effect_refers_to_what_still_stands() -> None:
+    rig = Rig()
+    run, call = watched(rig, window=4)
+    rig.step()
+    rig.step()
+    batch = rig.controller.schedule()
+    assert batch is not None
+    assert run.now(Veto(handle=int(call), index=1)).error is None
+    late = run.now(Veto(handle=int(call), index=1)).error
+    assert late is not None
+    assert "token 1 cannot be vetoed: 1 of 1 tokens" in late.message
+    rig.controller.complete(rig.executor.run(batch))
+    rig.drain()
+    assert run.final(call) is None
+
+
+def test_watching_what_is_no_watched_segment_is_refused_and_what_is_over_is_ignored() -> None:
+    rig = Rig()
+    run = rig.open("a")
+    call = run.submit(generate(PROMPT, max_tokens=2))
+    error = run.now(Veto(handle=int(call), index=0)).error
+    assert error is not None
+    assert error.field == "handle"
+    rig.drain()
+    assert run.now(Veto(handle=int(call), index=0)).error is None
+    assert run.now(Acknowledge(handle=99, num_tokens=5)).error is None
