@@ -17,10 +17,13 @@ from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
 from .fake_executor import VOCAB_SIZE, choose, mix, sampled_hidden
 from .fake_grammars import FakeCompiler, Places
 from .reference import NaiveContext
-from .rig import TOKEN_BYTES, Rig, RigRun, generate
+from .rig import Rig, RigRun, generate
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 PAGE_SIZE = 4
+LETTERS = tuple(
+    b"" if token < 2 else b"abc"[token % 3 :][:1] for token in range(VOCAB_SIZE)
+)  # so that stops are common
 COUNTER = TracedSampler(
     (SamplerNode("scores"), SamplerNode("state", name="count")), 0, (TracedState("count", False, 1),)
 )
@@ -87,7 +90,7 @@ def sample(call: Generate, hidden: int, position: int, looked: Looked, banned: s
 
 
 def is_ended(call: Generate, looked: Looked, is_over: bool) -> bool:
-    text = b"".join(TOKEN_BYTES[one] for one in looked.tokens).decode()
+    text = b"".join(LETTERS[one] for one in looked.tokens).decode()
     if looked.tokens[-1] in call.stop_tokens:
         looked.reason, looked.stop = "stop_token", looked.tokens[-1]
     elif call.stop and call.stop[0] in text:
@@ -176,7 +179,7 @@ OPTIONS = {
     "penalties": {"sampling": Sampling(temperature=1.0, seed=3, presence_penalty=1.0)},
     "allowed": {"sampling": Sampling(temperature=1.0, seed=3, allowed=tuple(range(3, 40, 2)))},
     "stop token": {"stop_tokens": tuple(range(40, 44))},
-    "stop string": {"stop": ("@",)},
+    "stop string": {"stop": ("aba",)},
 }
 
 
@@ -195,7 +198,7 @@ def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
     call, places = call_of(option, window)
     verdict = verdict_of(seed, veto_share, leaves_at, places)
     expected = step_by_step(call, verdict, places)
-    rig = Rig(grammars=FakeCompiler(g=PLACES))
+    rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
     run = rig.open("a")
     watcher = Watcher(run, call, verdict)
     drive(rig, watcher, moves)
