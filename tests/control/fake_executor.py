@@ -50,7 +50,13 @@ def shifted(value: int, delta: int) -> int:
 def describe(hidden: int, request: DistributionRequest) -> Distribution:
     """The fake model's distribution: recognisable by its ids."""
     ids = mix(hidden, request.k, *request.must_include)
-    return Distribution(ids.to_bytes(4, "little"), b"", covered=1.0, tail_mass=0.0, truncated=False)
+    entropy = entropy_of(hidden) if request.entropy else None
+    return Distribution(ids.to_bytes(4, "little"), b"", covered=1.0, tail_mass=0.0, truncated=False, entropy=entropy)
+
+
+def entropy_of(hidden: int) -> float:
+    """From 0 to below 10, of the distribution after a hidden state."""
+    return mix(hidden, 7) % 1000 / 100
 
 
 def is_visible(runs: Visibility, place: int) -> bool:

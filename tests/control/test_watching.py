@@ -1,105 +1,20 @@
 """Watched segments: equal to a loop that looks at every token before the next is sampled, whatever ran ahead."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.core.calls import Acknowledge, Generate, Grammar, Sampling, Veto, Watch
+from loopwright.core.calls import Acknowledge, Generate, Sampling, Veto, Watch
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId
 from loopwright.core.results import Progress, Segment
-from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
 
-from .fake_executor import VOCAB_SIZE, choose, mix, sampled_hidden
+from .fake_executor import mix
 from .fake_grammars import FakeCompiler, Places
 from .reference import NaiveContext
 from .rig import Rig, RigRun, generate
-
-PROMPT = (5, 6, 7, 8, 9, 10)
-PAGE_SIZE = 4
-LETTERS = tuple(
-    b"" if token < 2 else b"abc"[token % 3 :][:1] for token in range(VOCAB_SIZE)
-)  # so that stops are common
-COUNTER = TracedSampler(
-    (SamplerNode("scores"), SamplerNode("state", name="count")), 0, (TracedState("count", False, 1),)
-)
-PLACES = Places(range(2, 50), {11, 12}, {13}, {14}, range(5, 20), {21}, range(2, 60), range(2, 60), {30, 31, 32})
-
-Verdict = Callable[[int, int, int], str]  # index, token, how often it was vetoed in this place → keep, veto, ban, leave
-
-
-@dataclass
-class Looked:
-    """What came of a loop."""
-
-    tokens: list[int] = field(default_factory=list)
-    reason: str = "length"
-    stop: str | int | None = None
-    count: float = 0.0
-
-    def num_pages(self) -> int:
-        return -(-(len(PROMPT) + max(len(self.tokens) - 1, 0)) // PAGE_SIZE)
-
-
-def step_by_step(call: Generate, verdict: Verdict, places: Places | None = None) -> Looked:
-    """Samples one token, looks at it, and only then runs it."""
-    context, looked = NaiveContext(), Looked()
-    hidden, position = context.run(call.tokens, call.positions)[-1], call.positions[-1] + 1
-    banned: set[int] = set()
-    num_vetoes = 0
-    while True:
-        state = None if places is None else places.start()
-        for one in looked.tokens if state is not None else ():
-            state.accept(one)
-        token = sample(call, hidden, position, looked, banned, state)
-        match verdict(len(looked.tokens), token, num_vetoes):
-            case "ban":
-                banned.add(token)
-                num_vetoes += 1
-                continue
-            case "veto":
-                num_vetoes += 1
-                continue
-            case "leave":
-                looked.reason = "interrupted"
-                return looked
-        looked.tokens.append(token)
-        if state is not None and token not in call.stop_tokens:
-            state.accept(token)
-        if is_ended(call, looked, state is not None and state.is_over):
-            return looked
-        hidden = context.run([token], [position])[-1]
-        position, banned, num_vetoes = position + 1, set(), 0
-
-
-def sample(call: Generate, hidden: int, position: int, looked: Looked, banned: set[int], state) -> int:
-    allowed = set(call.sampling.allowed or range(VOCAB_SIZE))
-    if state is not None:
-        bits = int.from_bytes(state.allowed_bits(call.stop_tokens), "little")
-        allowed = {one for one in range(VOCAB_SIZE) if bits >> one & 1}
-    sampling = call.sampling
-    if banned or state is not None or sampling.allowed:
-        sampling = msgspec.structs.replace(sampling, allowed=tuple(sorted(allowed - banned)))
-    if call.sampler is not None:
-        hidden = sampled_hidden(hidden, len(looked.tokens))
-    return choose(hidden, sampling, position, looked.tokens if call.sampling.has_penalties else ())
-
-
-def is_ended(call: Generate, looked: Looked, is_over: bool) -> bool:
-    text = b"".join(LETTERS[one] for one in looked.tokens).decode()
-    if looked.tokens[-1] in call.stop_tokens:
-        looked.reason, looked.stop = "stop_token", looked.tokens[-1]
-    elif call.stop and call.stop[0] in text:
-        looked.reason, looked.stop = "stop", call.stop[0]
-    elif is_over:
-        looked.reason = "grammar_end"
-    elif len(looked.tokens) < call.max_tokens:
-        return False
-    return True
+from .step_by_step import LETTERS, OPTIONS, PLACES, PROMPT, Looked, Verdict, call_of, step_by_step
 
 
 class Watcher:
@@ -173,19 +88,9 @@ def verdict_of(seed: int, veto_share: int, leaves_at: int | None, places: Places
     return verdict
 
 
-OPTIONS = {
-    "plain": {},
-    "greedy": {"sampling": Sampling()},
-    "penalties": {"sampling": Sampling(temperature=1.0, seed=3, presence_penalty=1.0)},
-    "allowed": {"sampling": Sampling(temperature=1.0, seed=3, allowed=tuple(range(3, 40, 2)))},
-    "stop token": {"stop_tokens": tuple(range(40, 44))},
-    "stop string": {"stop": ("aba",)},
-}
-
-
 @settings(deadline=None, max_examples=150)
 @given(
-    option=st.sampled_from([*OPTIONS, "sampler", "grammar", "sampler under a grammar"]),
+    option=st.sampled_from(list(OPTIONS)),
     window=st.integers(1, 9),
     seed=st.integers(0, 10_000),
     veto_share=st.sampled_from([0, 15, 50]),
@@ -195,7 +100,7 @@ OPTIONS = {
 def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
     option: str, window: int, seed: int, veto_share: int, leaves_at: int | None, moves: list[str]
 ) -> None:
-    call, places = call_of(option, window)
+    call, places = call_of(option, Watch(window))
     verdict = verdict_of(seed, veto_share, leaves_at, places)
     expected = step_by_step(call, verdict, places)
     rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
@@ -206,16 +111,6 @@ def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
     check(rig, run, watcher, segment, expected, window)
     if call.sampler is not None:
         assert segment.sampler_state == {"count": float(len(expected.tokens))}
-
-
-def call_of(option: str, window: int) -> tuple[Generate, Places | None]:
-    fields = {"sampling": Sampling(temperature=1.0, seed=3), "max_tokens": 9, **OPTIONS.get(option, {})}
-    call = msgspec.structs.replace(generate(PROMPT, **fields), watch=Watch(window))
-    if "sampler" in option:
-        call = msgspec.structs.replace(call, sampler=COUNTER, sampler_state={"count": 0.0})
-    if "grammar" in option:
-        call = msgspec.structs.replace(call, grammar=Grammar("regex", "g"))
-    return call, PLACES if "grammar" in option else None
 
 
 def drive(rig: Rig, watcher: Watcher, moves: list[str]) -> None:
@@ -244,7 +139,7 @@ def check(rig: Rig, run: RigRun, watcher: Watcher, segment: Segment, expected: L
     assert segment.logprobs == tuple(-float(token) for token in expected.tokens)
     assert (segment.reason, segment.stop) == (expected.reason, expected.stop)
     assert segment.num_pages == expected.num_pages()
-    assert segment.kv_len == len(PROMPT) + min(max(len(expected.tokens) - 1, 0), segment.num_kept)
+    assert segment.kv_len == min(expected.num_run(), len(PROMPT) + segment.num_kept)
     assert watcher.max_ahead <= window
     # What is in the pages is what the loop would have left there: the next segment goes on from it.
     kept = expected.tokens[: segment.num_kept]

@@ -4,6 +4,7 @@ Called when a call is issued, before anything is bound. Each check raises a BadR
 and the limit.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 from loopwright.control.name_table import check_distinct
@@ -91,6 +92,8 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
         check_sampler(call.sampler, call.sampler_state, call.sampling, shape)
     elif call.sampler_state:
         raise BadRequest("sampler_state: there is no sampler to carry it", field="sampler_state")
+    if call.stop_entropy is not None and not 0 < call.stop_entropy < math.inf:
+        raise BadRequest(f"stop_entropy: {call.stop_entropy} is not a finite number above 0", field="stop_entropy")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 

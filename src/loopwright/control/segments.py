@@ -9,11 +9,13 @@ from functools import lru_cache
 
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import RowResult, Sampled
-from loopwright.core.calls import MAX_DRAFTS, Generate
+from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
+
+_ENTROPY = DistributionRequest(k=1, entropy=True)
 
 
 class SegmentFeed(Feed):
@@ -28,12 +30,18 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_grammar", "_match", "_matcher", "_max_context", "_may_force", "_num_prompt", "_reason",
-        "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
+        "_call", "_ends", "_grammar", "_is_choice", "_match", "_matcher", "_max_context", "_may_force", "_num_prompt",
+        "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
-        super().__init__(kv_len=call.kv_len, tokens=call.tokens, positions=call.positions, sampling=call.sampling)
+        super().__init__(
+            kv_len=call.kv_len,
+            tokens=call.tokens,
+            positions=call.positions,
+            sampling=call.sampling,
+            distributions=() if call.stop_entropy is None else (_ENTROPY,),
+        )
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []  # only if asked for
@@ -50,7 +58,7 @@ class SegmentFeed(Feed):
         self._reason: StopReason = "interrupted"
         self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
-        self._may_force = True
+        self._may_force = self._is_choice = True
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
@@ -65,14 +73,17 @@ class SegmentFeed(Feed):
         if not super().advance(result):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
-        if self._sampler is not None:
-            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
         reason: StopReason | None = None
-        for place, one in enumerate(self.sampled, start=1 - len(self.sampled)):
+        is_unsure = self._is_unsure()
+        if is_unsure:
+            self.sampled = self.sampled[:-1]
+        elif self._sampler is not None:
+            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
+        for place, one in enumerate(self.sampled, start=1 - is_unsure - len(self.sampled)):
             assert reason is None, "a forced token ends nothing"
             self._keep(one)
             reason = self._end_reason(one.token_id, self._sample_position + place)
-        if (reason := self._grammar_reason(reason)) is not None:
+        if (reason := "entropy" if is_unsure else self._grammar_reason(reason)) is not None:
             self._reason = reason
             return True
         self._continue((self.tokens[-1],), (self._sample_position,))
@@ -135,6 +146,7 @@ class SegmentFeed(Feed):
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
         if self._state is not None:
+            self._is_choice = self._call.stop_entropy is None or not self._state.forced()
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
             if self._sampler is not None and self._may_force and (only := self._next_forced(positions[-1])) is not None:
                 self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
@@ -167,6 +179,15 @@ class SegmentFeed(Feed):
             return reason
         self._state.accept(self.tokens[-1])
         return "grammar_end" if self._state.is_over else reason
+
+    def _is_unsure(self) -> bool:
+        """Whether the model's distribution in the place of the sampled token has too much entropy to take it."""
+        limit = self._call.stop_entropy
+        if limit is None or not self._is_choice:
+            return False
+        entropy = self._found[0].entropy
+        assert entropy is not None, "it was asked for"
+        return entropy > limit
 
     def _end_reason(self, token: int, position: int) -> StopReason | None:
         if token in self._stop_tokens:

@@ -261,6 +261,10 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     whole. Tokens that it forces are not sampled, but their log-probabilities are the model's as everybody's. The
     segment ends by itself, as "grammar_end", when nothing may follow.
 
+    With `stop_entropy` the segment ends, as "entropy", before the first token in whose place the model's own
+    distribution has more entropy (in nats): no token is sampled there, not even the first. What a grammar forces is not
+    a choice, and is not asked.
+
     With `sampler` the program's own function chooses: it sees the logits after the fields of Sampling up to `allowed`,
     and a grammar's mask. The scores that it returns go on to the fields after that; a token that it returns is taken.
     `sampler_state` is what it finds at the first token.
@@ -283,6 +287,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     sampler: TracedSampler | None = None
     sampler_state: dict[str, StateValue] = {}
     watch: Watch | None = None
+    stop_entropy: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Acknowledge(Call, frozen=True, kw_only=True, tag="acknowledge"):

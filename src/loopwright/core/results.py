@@ -60,7 +60,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     logprob_kind: LogprobKind | None = None
 
 
-StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end"]
+StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end", "entropy"]
 
 
 class Segment(Result, frozen=True, tag="segment"):

@@ -104,7 +104,8 @@ class Context:
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
         first that appears), repetition_penalty, presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed
         (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or
-        "processed"), top_logprobs (how many), ignore_eos (go on past the end of the turn), grammar (what the text must
+        "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the
+        model's entropy, in nats, is higher), ignore_eos (go on past the end of the turn), grammar (what the text must
         be, as a whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does.
 
         `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
@@ -256,7 +257,7 @@ class Context:
     async def _segment_fields(self, options: dict[str, Any]) -> dict[str, Any]:
         description = await self._run.description()
         model = description["model"]
-        stop = options.pop("stop", ())
+        stop, stop_entropy = options.pop("stop", ()), options.pop("stop_entropy", None)
         max_tokens = options.pop("max_tokens", 256)
         ignore_eos = options.pop("ignore_eos", False)
         grammar = options.pop("grammar", None)
@@ -268,6 +269,7 @@ class Context:
             "stop_tokens": [] if ignore_eos else model["eos_ids"],
             "sampling": self._sampling(options, description["seed"]),
             "grammar": None if grammar is None else grammar_fields(grammar),
+            "stop_entropy": stop_entropy,
             "watch": None if watch is None else {"window": watch},
         }
 

@@ -17,8 +17,9 @@ class Turn:
 
     `text` leaves the stop string and control tokens out. `tokens` are all ids that were sampled, with their `logprobs`,
     of the kind that `logprob_kind` names; the context keeps the first `num_kept` of them. `reason` is "stop" (a stop
-    string), "stop_token" (end of turn), "length", "interrupted" or "grammar_end" (the text is whole and nothing may
-    follow); `stop` is the string or token that ended it."""
+    string), "stop_token" (end of turn), "length", "interrupted", "grammar_end" (the text is whole and nothing may
+    follow) or "entropy" (what follows is less sure than `stop_entropy`); `stop` is the string or token that ended it.
+    """
 
     text: str
     tokens: tuple[int, ...]
