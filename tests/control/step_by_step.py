@@ -122,8 +122,9 @@ OPTIONS = {
 }
 
 
-def call_of(option: str, watch: Watch | None = None) -> tuple[Generate, Places | None]:
+def call_of(option: str, seed: int, watch: Watch | None = None) -> tuple[Generate, Places | None]:
     """A segment of at most nine tokens, and what its text must be."""
     fields = {"sampling": Sampling(temperature=1.0, seed=3), "watch": watch, **OPTIONS[option]}
     call = msgspec.structs.replace(generate(PROMPT, max_tokens=9), **fields)
+    call = msgspec.structs.replace(call, sampling=msgspec.structs.replace(call.sampling, seed=seed))
     return call, None if call.grammar is None else PLACES

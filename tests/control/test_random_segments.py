@@ -25,12 +25,13 @@ def keep(index: int, token: int, num_vetoes: int) -> str:
     max_tokens=st.integers(1, 9),
     num_given_pages=st.sampled_from([0, 0, 1, 6]),
     max_batch_tokens=st.sampled_from([3, 5, 512]),
+    seed=st.integers(0, 10_000),
 )
 def test_segments_side_by_side_equal_the_loop_in_tokens_reason_kv_length_and_pages(
-    options: list[str], max_tokens: int, num_given_pages: int, max_batch_tokens: int
+    options: list[str], max_tokens: int, num_given_pages: int, max_batch_tokens: int, seed: int
 ) -> None:
     rig = make_rig(max_batch_tokens)
-    runs = [(rig.open(str(number)), *call_of(option)) for number, option in enumerate(options)]
+    runs = [(rig.open(str(number)), *call_of(option, seed + number)) for number, option in enumerate(options)]
     calls = []
     for number, (run, call, _) in enumerate(runs):
         pages = tuple(PageName(1 + place) for place in range(num_given_pages)) if number == 0 else ()
@@ -54,11 +55,12 @@ def test_segments_side_by_side_equal_the_loop_in_tokens_reason_kv_length_and_pag
     num_steps=st.integers(0, 10),
     is_running=st.booleans(),
     max_batch_tokens=st.sampled_from([3, 5, 512]),
+    seed=st.integers(0, 10_000),
 )
 def test_an_interrupt_lands_at_a_token_boundary_within_two_steps_with_the_context_as_the_loop_has_it(
-    option: str, num_steps: int, is_running: bool, max_batch_tokens: int
+    option: str, num_steps: int, is_running: bool, max_batch_tokens: int, seed: int
 ) -> None:
-    call, places = call_of(option)
+    call, places = call_of(option, seed)
     expected = step_by_step(call, keep, places)
     rig = make_rig(max_batch_tokens)
     run, other = rig.open("a"), rig.open("other")

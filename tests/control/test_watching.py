@@ -100,7 +100,7 @@ def verdict_of(seed: int, veto_share: int, leaves_at: int | None, places: Places
 def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
     option: str, window: int, seed: int, veto_share: int, leaves_at: int | None, moves: list[str]
 ) -> None:
-    call, places = call_of(option, Watch(window))
+    call, places = call_of(option, seed, Watch(window))
     verdict = verdict_of(seed, veto_share, leaves_at, places)
     expected = step_by_step(call, verdict, places)
     rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)

@@ -118,6 +118,26 @@ return [ids, watched.turn.tokens]
     in_loop(scenario)
 
 
+def test_looking_without_a_veto_gives_the_segment_as_it_is_and_its_text() -> None:
+    body = """
+async with ctx.watch(window=4, max_tokens=12, stop=stop, ignore_eos=True) as watched:
+    seen = [token.id async for token in watched]
+return [seen, watched.turn.tokens, watched.turn.text, watched.turn.reason]
+"""
+    tokens = list(byte_oracle().generate(IDS, Sampling(), 12).tokens)
+    text = bytes(tokens).decode(errors="replace")
+    stop = next(one for one in text[2:] if one not in text[:2] and one.isascii())
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            seen, got, shown, reason = await result_of(system, body, stop=stop)
+            end = tokens.index(ord(stop)) + 1
+            assert seen == got == tokens[:end]
+            assert (shown, reason) == (text.partition(stop)[0], "stop")
+
+    in_loop(scenario)
+
+
 def test_leaving_the_block_keeps_what_was_looked_at_and_frees_what_ran_ahead() -> None:
     body = """
 async with ctx.watch(window=40, max_tokens=200, top_logprobs=2, ignore_eos=True) as watched:

@@ -498,7 +498,7 @@ class _Watching:
     async def begin(self) -> Stream:
         self._busy.__enter__()
         try:
-            self._segment = await self._context._begin(emit=False, stream=True, options=self._options)
+            self._segment = await self._context._begin(emit=False, stream=False, options=self._options)
         except BaseException:
             self._busy.__exit__()
             raise
