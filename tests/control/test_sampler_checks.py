@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from loopwright.core.calls import Sampling
+from loopwright.core.calls import QueueCall, Sampling, Watch
 from loopwright.core.samplers import (
     MAX_SAMPLER_COST,
     MAX_SAMPLER_ENTRIES,
@@ -99,3 +99,13 @@ def test_a_state_without_a_sampler_is_refused() -> None:
     run = rig.open("a")
     call = run.submit(msgspec.structs.replace(generate((5, 6)), sampler_state={"x": 1.0}))
     assert run.error(call).field == "sampler_state"
+
+
+def test_a_call_with_a_sampler_crosses_processes_and_the_sandboxs_boundary_unchanged() -> None:
+    nodes = (SCORES, SamplerNode("constant", value="-inf"), SamplerNode("sparse", entries=((3, -0.5),)))
+    sampler = TracedSampler((*nodes, SamplerNode("where", (2, 0, 1))), 3, (TracedState("x", True, 0),))
+    call = msgspec.structs.replace(
+        generate((5, 6)), sampler=sampler, sampler_state={"x": bytes(range(64)) * 8, "y": 2.0}, watch=Watch(3)
+    )
+    for codec in (msgspec.json, msgspec.msgpack):
+        assert codec.decode(codec.encode(call), type=QueueCall) == call
