@@ -19,7 +19,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check parity examples docs bench size changelog clean
+.PHONY: help setup demo test check parity examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -49,7 +49,10 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-bench: $(RUNTIME) ## measure: SUITE=launch | decode | size | all
+reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
+	$(BIN)/python tests/project/calls_reference.py
+
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from loopwright.compose.config import RuntimeConfig
-from loopwright.compose.model_parts import TRAITS, load_tokenizer, model_text
+from loopwright.compose.model_parts import load_tokenizer, model_text
 from loopwright.compose.system import close_sandboxes, make_launcher, open_sandboxes
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
@@ -27,13 +27,15 @@ from loopwright.core.events import Event, Finished, Text
 from loopwright.core.executor import EngineShape, Executor
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import RunSpec
+from loopwright.core.traits import supported
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.executor import TorchExecutor
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
+from loopwright.engine.model_runner import ModelRunner
 from loopwright.engine.oracle import Oracle
 from loopwright.grammar.pool import GrammarPool
-from loopwright.runtime.host import ModelText
+from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.tokenizer import Tokenizer
@@ -204,7 +206,7 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
     return ModelInfo(
         name=name,
         architecture="llama",
-        traits=TRAITS,
+        traits=supported((*ModelRunner.traits, "tokenize")),
         vocab_size=shape.vocab_size,
         max_context=shape.max_context,
         page_size=shape.block_size,
@@ -214,6 +216,7 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
         has_chat_template=has_template,
         quantization="F32",
         weights_sha256="",
+        version="F32-test",
     )
 
 

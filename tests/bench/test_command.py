@@ -51,7 +51,10 @@ def test_flags_become_a_request():
 async def test_an_unknown_suite_is_refused_with_the_names_of_all():
     error = await refused(BenchRequest(suite="lunch"))
     assert isinstance(error, NotFound)
-    assert (error.message, error.hint) == ("no suite 'lunch'", "the suites are launch, decode, size and all")
+    assert (error.message, error.hint) == (
+        "no suite 'lunch'",
+        "the suites are launch, decode, batching, overhead, size and all",
+    )
 
 
 async def test_an_unknown_peer_is_refused_with_the_names_of_all():

@@ -8,12 +8,23 @@ what control promises: nothing unwritten is read, and nothing in a batch depends
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from loopwright.core.batch import Batch, BlockCopy, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
+from loopwright.core.batch import (
+    Batch,
+    BlockCopy,
+    EmbedRow,
+    ForwardRow,
+    HeadRow,
+    KvShift,
+    RowResult,
+    Sampled,
+    StepResult,
+)
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
@@ -215,32 +226,34 @@ def _allowing(row: ForwardRow | HeadRow, number: int) -> Sampling:
 
 
 def _check_independence(batch: Batch, block_size: int) -> None:
-    reads: list[set[tuple[str, int]]] = []
-    writes: list[set[tuple[str, int]]] = []
-    for copy in batch.copies:
-        reads.append({("block", copy.source)})
-        writes.append({("block", copy.target)})
-    for shift in batch.shifts:
-        reads.append(set())
-        writes.append({("block", block) for block in shift.block_ids})
-    for embed in batch.embeds:
-        reads.append(set())
-        writes.append({("slot", slot) for slot in embed.slots})
-    for row in batch.rows:
-        end = row.kv_len + row.num_tokens
-        assert end <= len(row.block_ids) * block_size
-        reads.append(
-            {("block", block) for block in row.block_ids[: -(-row.kv_len // block_size)]}
-            | {("slot", slot) for slot in row.input_slots}
-        )
-        writes.append(
-            {("block", block) for block in row.block_ids[row.kv_len // block_size : -(-end // block_size)]}
-            | {("slot", slot) for slot in row.output_slots}
-        )
-    for head in batch.heads:
-        reads.append({("slot", head.slot)})
-        writes.append(set())
-    for one in range(len(writes)):
-        for other in range(len(writes)):
-            if one != other:
-                assert not writes[one] & (reads[other] | writes[other]), "entries of a batch depend on each other"
+    """That no entry depends on one of its own list; on those of an earlier list it may."""
+    for entries in (batch.copies, batch.shifts, batch.embeds, batch.rows, batch.heads):
+        touched = [_touched(entry, block_size) for entry in entries]
+        for one, (_, writes) in enumerate(touched):
+            for other, (other_reads, other_writes) in enumerate(touched):
+                if one != other:
+                    assert not writes & (other_reads | other_writes), "entries of one list depend on each other"
+
+
+Touched: TypeAlias = set[tuple[str, int]]
+
+
+def _touched(entry: BlockCopy | KvShift | EmbedRow | ForwardRow | HeadRow, block_size: int) -> tuple[Touched, Touched]:
+    """What an entry reads and what it writes."""
+    match entry:
+        case BlockCopy():
+            return {("block", entry.source)}, {("block", entry.target)}
+        case KvShift():
+            return set(), {("block", block) for block in entry.block_ids}
+        case EmbedRow():
+            return set(), {("slot", slot) for slot in entry.slots}
+        case HeadRow():
+            return {("slot", entry.slot)}, set()
+    end = entry.kv_len + entry.num_tokens
+    assert end <= len(entry.block_ids) * block_size
+    return (
+        {("block", block) for block in entry.block_ids[: -(-entry.kv_len // block_size)]}
+        | {("slot", slot) for slot in entry.input_slots},
+        {("block", block) for block in entry.block_ids[entry.kv_len // block_size : -(-end // block_size)]}
+        | {("slot", slot) for slot in entry.output_slots},
+    )

@@ -13,6 +13,7 @@ from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
+from loopwright.core.traits import Trait
 
 from .fake_executor import VOCAB_SIZE, FakeExecutor
 
@@ -20,10 +21,13 @@ TOKEN_BYTES = tuple(b"" if token < 2 else bytes([32 + token]) for token in range
 QUEUE = QueueName(1)
 
 
-def model_info(executor: FakeExecutor) -> ModelInfo:
+SERVED_TRAITS: tuple[Trait, ...] = ("allocate", "forward", "input_text", "output_text", "tokenize")
+
+
+def model_info(executor: FakeExecutor, traits: tuple[Trait, ...] = SERVED_TRAITS) -> ModelInfo:
     shape = executor.shape
     return ModelInfo(
-        name="fake", architecture="none", traits=(), vocab_size=shape.vocab_size, max_context=shape.max_context,
+        name="fake", architecture="none", traits=traits, vocab_size=shape.vocab_size, max_context=shape.max_context,
         page_size=shape.block_size, num_pages=shape.num_blocks, eos_ids=(), bos_id=None, has_chat_template=False,
         quantization="none", weights_sha256="",
     )  # fmt: skip
@@ -41,12 +45,12 @@ class Rig:
         token_bytes: Sequence[bytes] = TOKEN_BYTES,
         config: ControlConfig | None = None,
         grammars: GrammarCompiler | None = None,
+        traits: tuple[Trait, ...] = SERVED_TRAITS,
     ) -> None:
         self.executor = FakeExecutor(num_blocks=num_blocks, num_slots=num_slots, max_context=max_context)
         self.clock = FakeClock()
-        self.controller = Controller(
-            self.executor, token_bytes, model_info(self.executor), self.clock, config or ControlConfig(), grammars
-        )
+        info = model_info(self.executor, traits)
+        self.controller = Controller(self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars)
 
     def open(self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,)) -> "RigRun":
         run = RigRun(self.controller.open(RunId(name), limits or ControlLimits()))

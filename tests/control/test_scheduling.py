@@ -161,3 +161,21 @@ def test_a_prompt_that_waits_for_pages_is_not_overtaken_by_later_prompts_that_ne
 def test_a_config_whose_rows_leave_no_room_for_prompts_is_refused() -> None:
     with pytest.raises(ValueError, match="max_batch_rows 8"):
         ControlConfig(max_batch_rows=8, max_batch_tokens=8)
+
+
+def test_when_segments_take_turns_those_of_high_priority_run_more_often_and_nobody_starves() -> None:
+    rig = Rig(num_blocks=100, config=ControlConfig(max_batch_rows=2, max_batch_tokens=20))
+    run = rig.open("a", queues=())
+    priorities = (0, 0, 1, 1, -1)
+    calls = []
+    for queue, priority in enumerate(priorities):
+        run.now(CreateQueue(queue=QueueName(queue), priority=priority))
+        call = generate((5,), queue=queue, grow_from=queue * 100, sampling=SAMPLING, max_tokens=60, progress=True)
+        calls.append(run.submit(call))
+    for _ in range(60):
+        rig.step()
+    run.order()
+    num_rows = [len(run.parts[call]) for call in calls]
+    assert min(num_rows[2:4]) > max(num_rows[:2]) > num_rows[4] > 0
+    rig.drain()
+    assert all(list(run.segment(call).tokens) == expected([5], 60) for call in calls)

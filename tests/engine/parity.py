@@ -180,7 +180,7 @@ def main() -> int:
     torch.set_num_threads(1)  # operations this small only wait for each other
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console()
+    console = Console(width=120)  # an error without its exponent says nothing
     table = Table("architecture", *MODES, title=f"largest error against transformers, at most {MAX_ERROR:g}")
     worst = 0.0
     for name, errors in measure():

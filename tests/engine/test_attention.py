@@ -101,3 +101,13 @@ def test_two_rows_read_one_shared_page(model: LoadedModel) -> None:
 def test_an_unknown_back_end_says_what_exists() -> None:
     with pytest.raises(Unavailable, match=r"'flashinfer' does not exist; known are sdpa"):
         make_attention("flashinfer", KvCache(BYTE_CONFIG, num_blocks=1))
+
+
+def test_a_hidden_run_at_the_end_of_any_length_harms_no_neighbour(model: LoadedModel) -> None:
+    rig, tokens = Rig(model), some_tokens(4)
+    expected = rig.logprobs(tokens)
+    endless = [(0, place + 1, 2**70) for place in range(4)]
+    nothing_after = [(0, place + 1, 100, 0) for place in range(4)]
+    for mask in (endless, nothing_after):
+        for result in rig.rows(rig.row(tokens), rig.row(tokens, mask=mask)):
+            np.testing.assert_allclose(dense_rows(result), expected, atol=1e-5)

@@ -80,6 +80,7 @@ def test_a_config_means_what_transformers_takes_it_for(tmp_path: Path, name: str
         ("Llama 2", {"rope_parameters": [1]}, "must be an object"),
         ("Qwen2: window in late layers", {"layer_types": ["full_attention"] * 2}, "layer_types is .* a list of 3"),
         ("Qwen2: window in late layers", {"layer_types": ["linear_attention"] * 3}, "layer_types is .* a list of 3"),
+        ("Qwen2: window in late layers", {"layer_types": [{}] * 3}, "layer_types is .* a list of 3"),
         ("Qwen2: window in late layers", {"sliding_window": 0}, "sliding_window is 0"),
         ("Qwen2: window in late layers", {"layer_types": None, "max_window_layers": "all"}, "max_window_layers is 'al"),
         ("Qwen3", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu"),

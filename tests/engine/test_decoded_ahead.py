@@ -63,6 +63,16 @@ def test_the_loader_goes_on_when_the_other_process_dies(tmp_path: Path, monkeypa
     assert ahead.arrays() == {}
 
 
+def test_the_loader_goes_on_when_nobody_keeps_how_the_other_process_ended(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(byte_model(seed=3), path)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert_same(load_model(path, ahead_of(path)), load_model(path))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_nothing_is_begun_for_folders_damaged_files_or_a_single_core(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(7))
     assert decode_ahead(tmp_path) is None

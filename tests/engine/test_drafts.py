@@ -1,7 +1,6 @@
 """Rows with drafts: what comes of them is what sampling one token after the other gives, accepted or not."""
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -130,7 +129,7 @@ def test_drafts_beside_other_rows_change_nothing(model: LoadedModel) -> None:
 )
 def test_drafts_that_cannot_be_are_the_rows_error(model: LoadedModel, changes: dict) -> None:
     rig = Rig(model)
-    [result] = rig.rows(dataclasses.replace(drafted(rig, [1], Sampling()), **changes))
+    [result] = rig.rows(msgspec.structs.replace(drafted(rig, [1], Sampling()), **changes))
     assert result.error is not None
     assert result.error.field in ("num_drafts", "generated")
 

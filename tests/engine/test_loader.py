@@ -177,6 +177,10 @@ def truncate_weights(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 5000)
 
 
+def index_of(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 def escape_the_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
 
@@ -203,6 +207,10 @@ def escape_the_folder(folder: Path) -> None:
         (whole_numbers, r"'model\.norm\.weight' is stored as I8"),
         (truncate_weights, r"model\.safetensors is damaged"),
         (escape_the_folder, "outside its folder"),
+        (lambda folder: index_of(folder, ["a"]), "has no object 'weight_map'"),
+        (lambda folder: index_of(folder, 5), "has no object 'weight_map'"),
+        (lambda folder: index_of(folder, {"a": "x" * 5000}), "has no xxxx"),
+        (lambda folder: index_of(folder, {"a": ".."}), r"has no \.\."),
     ],
 )
 def test_a_damaged_folder_says_what_is_wrong(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:

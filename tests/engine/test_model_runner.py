@@ -1,12 +1,12 @@
 """One batch at a time: handlers apart and fused, copies, isolation of rows, and what is refused."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from engine_rig import Rig, dense, dense_rows, log_softmax, pairs, some_tokens
+from msgspec.structs import replace
 
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow
 from loopwright.core.calls import DistributionRequest, Sampling

@@ -222,3 +222,18 @@ def test_a_masked_distribution_is_exact_and_says_what_the_mask_had() -> None:
     whole = distribution(logits, normalizer, DistributionRequest(k=1000, allowed=allowed))
     assert sorted(i for i, _ in pairs(whole)) == sorted(set(allowed))
     assert (whole.covered, whole.truncated) == (pytest.approx(1.0, abs=1e-6), False)
+
+
+@pytest.mark.parametrize("penalty", [1e-40, 1e-300, 5e-324])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_near_zero_is_a_choice_among_what_it_lifts(penalty: float, temperature: float) -> None:
+    logits = random_logits(1, VOCAB)
+    logits[5] = 0.0
+    lifted = logits.argmax().item()
+    for kind in ("raw", "processed"):
+        sampling = Sampling(
+            repetition_penalty=penalty, seen=(lifted, 5), temperature=temperature, logprobs=kind, top_logprobs=3
+        )
+        [result] = answer(logits[None], [Question(sampling=sampling)])
+        assert result.token_id == lifted
+        assert math.isfinite(result.logprob)

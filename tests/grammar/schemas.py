@@ -188,6 +188,23 @@ ENFORCED: list[Schema] = [*_SCALARS, *_PATTERNED, *_FORMATTED, *_ARRAYS, *_OBJEC
 """Every complete text must validate."""
 
 REFUSED: list[tuple[Any, str]] = [
+    ('{"const": 1e99999999999999999999}', ""),
+    ('{"enum": ["a", "\\ud800"]}', "/enum/1"),
+    ('{"const": {"a": "\\udfff"}}', "/const/a"),
+    (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "prefixItems": [{"type": "null"}]},
+        "/prefixItems",
+    ),
+    (
+        {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": False, "minProperties": 2},
+        "/minProperties",
+    ),
+    ({"type": "number", "multipleOf": 6.57e-7}, "/multipleOf"),
+    ({"type": "number", "allOf": [{"multipleOf": 0.997}, {"multipleOf": 0.991}]}, "/allOf/1/multipleOf"),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "/exclusiveMinimum"),
+    ({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, "/exclusiveMinimum"),
+    ({"type": "number", "exclusiveMaximum": -1, "minimum": -1.5}, "/exclusiveMaximum"),
+    ({"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"maximum": 0.5}]}, "/allOf/0/exclusiveMinimum"),
     ("", ""),
     ("   ", ""),
     ("{", ""),

@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +103,14 @@ def test_a_schema_of_any_size_is_read_or_refused_in_bounded_time() -> None:
 def test_a_source_beyond_the_limit_is_refused_with_both_numbers(kind: Any) -> None:
     with pytest.raises(BadRequest, match="262145 bytes; the limit is 262144"):
         compiled(kind, "x" * (256 * 1024 + 1))
+
+
+def test_the_guide_lists_what_is_enforced_and_what_is_passed_over() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "grammars.md").read_text()
+    section = guide.split("## JSON schemas")[1].split("\n## ")[0]
+    enforced, formats = section.split("`format` may be", 1)
+    listed = set(re.findall(r"`([$\w]+)`", enforced.split("Enforced are:")[1]))
+    assert listed == json_schema.ENFORCED
+    formats, annotations = formats.split("the spelling is enforced")
+    assert set(re.findall(r"`([\w-]+)`", formats)) == json_schema.FORMATS
+    assert set(re.findall(r"`([$\w]+)`", annotations.split("say nothing about a text")[0])) == json_schema.ANNOTATIONS

@@ -8,6 +8,7 @@ import pytest
 from grammar_rig import compiled, walk
 
 from loopwright.core.errors import BadRequest
+from loopwright.grammar.compile import MAX_CHOICES
 
 ARITHMETIC = """
 start: sum
@@ -102,3 +103,9 @@ def test_choices_that_are_none_are_refused(source: str) -> None:
 def test_any_object_takes_no_source() -> None:
     with pytest.raises(BadRequest, match="takes no source"):
         compiled("json_object", "{}")
+
+
+def test_as_many_choices_as_may_be_can_be_followed() -> None:
+    options = [str(number) * 8 for number in range(MAX_CHOICES)]
+    for seed in range(4):
+        assert (walk(compiled("choice", options).start(), random.Random(seed)) or b"").decode() in options

@@ -21,6 +21,8 @@ from loopwright.grammar.pattern import search_pattern, whole_pattern
         ("a{,3}", 1, "nothing before '{'"),
         ("a{3,1}", 1, "must rise"),
         ("a{1,99999}", 1, "end at 65535"),
+        ("a{" + "9" * 5000 + ",5}", 1, "end at 65535"),
+        ("a{\u0663}", 1, "nothing before '{'"),
         ("(a", 0, "never closed"),
         ("a)", 1, "closes no group"),
         ("[a", 0, "never closed"),

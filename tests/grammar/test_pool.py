@@ -2,12 +2,16 @@
 
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import pytest
+from grammar_rig import EOS, ids_of
 
 from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
+from loopwright.grammar.compile import compile_grammar
 from loopwright.grammar.pool import GrammarPool
+from loopwright.grammar.vocabulary import Vocabulary
 from loopwright.text.byte_tokenizer import byte_tokenizer
 
 
@@ -66,3 +70,10 @@ def test_what_waits_when_the_pool_closes_is_cancelled() -> None:
         waiting.result()
     may_go.set()
     closing.join()
+
+
+def test_tokens_beyond_the_model_s_vocabulary_are_never_allowed() -> None:
+    tokenizer = byte_tokenizer()
+    longer = replace(tokenizer, token_bytes=(*tokenizer.token_bytes, b"yes", b"no"))
+    state = compile_grammar(Grammar("regex", "(yes|no)?"), Vocabulary(longer, 260)).start()
+    assert ids_of(state.allowed_bits([EOS])) == sorted((*b"ny", EOS))

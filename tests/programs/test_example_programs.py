@@ -91,6 +91,19 @@ def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None
     in_loop(scenario)
 
 
+def test_attention_sink_streams_with_pages_for_its_window_alone(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "attention_sink")
+            assert outcome.result["num_tokens"] > 200
+            assert outcome.result["most_pages"] <= 1 + 96 // 16 + 1  # sinks, window, and where it begins in a page
+            decoding = [row for batch in engine.batches for row in batch.rows if row.num_tokens == 1]
+            assert max(row.kv_len for row in decoding) < 16 + 96 + 16
+            assert all(row.mask is None for row in decoding)
+
+    in_loop(scenario)
+
+
 def test_json_answer_keeps_to_its_schema_in_fewer_steps_than_it_has_tokens(smollm2: SmolLM2) -> None:
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, engine):

@@ -33,6 +33,11 @@ def test_every_make_target_in_code_exists(path: Path):
     assert sorted(targets - make_targets()) == []
 
 
+def test_every_guide_that_the_source_names_exists():
+    named = {name for path in files(".py") for name in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", read(path))}
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
 def test_the_readme_names_every_verb():
     verbs = {verb for code in code_of(read("README.md")) for verb in COMMAND.findall(code)}
     assert sorted(set(VERBS) - verbs) == []

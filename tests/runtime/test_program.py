@@ -47,6 +47,12 @@ def test_a_program_has_parameters_limits_permissions_and_a_description() -> None
         ("# /// program\n# limit = {}\n# ///\nasync def main(): pass\n", "unknown field `limit`"),
         ("# /// program\n# limits = { memory = 1 }\n# ///\nasync def main(): pass\n", "unknown field `memory`"),
         ('# /// program\n# permissions = { http = ["http://x"] }\n# ///\nasync def main(): pass\n', "http://x"),
+        ("# /// program\n# limits = { memory_mb = -1 }\n# ///\nasync def main(): pass\n", "$.limits.memory_mb"),
+        ("# /// program\n# limits = { seconds = nan }\n# ///\nasync def main(): pass\n", "$.limits.seconds"),
+        ("# /// program\n# limits = { cpu_seconds = nan }\n# ///\nasync def main(): pass\n", "$.limits.cpu_seconds"),
+        ("# /// program\n# limits = " + "[" * 5000 + "\n# ///\nasync def main(): pass\n", "not TOML"),
+        ("# /// program\n# seconds = " + "9" * 5000 + "\n# ///\nasync def main(): pass\n", "not TOML"),
+        ("async def main(a: b" + ".c" * 900 + "): pass\n", "p.py"),
         ("# /// program\n# ///\n" * 2 + "async def main(): pass\n", "metadata"),
     ],
 )
@@ -85,3 +91,7 @@ def test_an_int_is_a_float_and_a_union_takes_either() -> None:
 def test_limits_are_capped_by_the_server() -> None:
     asked = Limits(memory_mb=4096, seconds=1.0)
     assert asked.capped(Limits(memory_mb=128, seconds=60.0)) == Limits(memory_mb=128, seconds=1.0)
+
+
+def test_a_description_can_be_sent_whatever_its_escapes_are() -> None:
+    assert read_program('"""Half \\ud800."""\nasync def main(): pass\n', "p.py").description == "Half ?."

@@ -65,6 +65,7 @@ def refusal(**fields: Any) -> BadRequest:
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),

@@ -1,6 +1,7 @@
 """Listening and stopping."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -99,6 +100,29 @@ async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs(mon
         await asyncio.gather(serving, return_exceptions=True)
         assert serving.cancelled()
         assert fake.cancelled == ["run-0"]
+
+
+@pytest.mark.anyio
+async def test_who_is_ended_by_a_stopping_server_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("loopwright.server.http.GRACE_S", 0)
+    fake = FakeRuns(lambda run: run.text("a"))
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result))
+    async with httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{await ready}") as client:
+        waits = asyncio.create_task(client.post("/v1/runs", json={"source": "x", "stream": False}))
+        streams = asyncio.create_task(client.post("/v1/runs", json={"source": "x"}))
+        await eventually(lambda: fake.num_reading == 2)
+        serving.cancel()
+        whole, streamed = await waits, await streams
+        assert (whole.status_code, streamed.status_code) == (503, 200)
+        last = json.loads(streamed.text.rpartition("data: ")[2])
+        for error in (whole.json()["error"], last["error"]):
+            assert error["message"].startswith("the server is stopping")
+        await asyncio.gather(serving, return_exceptions=True)
+    assert sorted(fake.cancelled) == ["run-0", "run-1"]
+    assert "Traceback" not in caplog.text
 
 
 def _is_refused(port: int) -> bool:

@@ -128,6 +128,15 @@ async def test_a_detached_run_can_be_left_and_found_again() -> None:
         assert [event["type"] for event in read_sse(again.text)] == ["done"]
 
 
+@pytest.mark.parametrize("after", ["2", "99", "9" * 30])
+async def test_who_follows_a_run_that_is_over_from_its_end_does_not_wait(after: str) -> None:
+    fake = FakeRuns(lambda run: (run.text("a"), run.finish()))
+    async with live_server(fake) as live:
+        run_id = (await live.http.post("/v1/runs?detach=true", json={"source": "x"})).headers["x-run-id"]
+        again = await live.http.get(f"/v1/runs/{run_id}/events?after={after}")
+        assert [event["type"] for event in read_sse(again.text)] == ["done"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/v1/runs/none/events"), ("POST", "/v1/runs/none/cancel"), ("DELETE", "/v1/runs/none")],

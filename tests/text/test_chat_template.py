@@ -1,6 +1,7 @@
 """Chat templates: equal to transformers, continued without a gap, and deaf to control tokens in what people write."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -260,3 +261,11 @@ def test_the_default_model_s_template_is_continued_without_a_gap(smollm2, smollm
     for num_done in range(len(chat)):
         context += smollm2_template.render_delta(chat[: num_done + 1], num_done, False, add_generation_prompt=False)
     assert context == smollm2_template.render(chat, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("name", ["", "<" + "x" * 3000 + ">"])
+def test_a_control_token_of_any_length_is_no_part_of_a_text(bytes_only, name):
+    tokenizer = replace(bytes_only, controls={**bytes_only.controls, name: 259})
+    template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", tokenizer, FakeClock())
+    assert template.render([{"role": "user", "content": f"a{name}b"}], False) == [256, *f"a{name}b".encode()]
+    assert tokenizer.encode_with_controls("ab") == list(b"ab")

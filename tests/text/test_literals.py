@@ -24,3 +24,14 @@ def test_a_run_of_one_character_is_taken_in_the_longest_pieces():
 
 def test_nothing_is_found_of_nothing():
     assert one_of([]).split("abc") == ["abc"]
+
+
+def test_long_strings_and_many_that_begin_each_other_are_found_too():
+    texts = ["x" * 3000, *("ab" * size for size in range(1, 900))]
+    pattern = one_of(texts)
+    assert pattern.findall("x" * 3000 + "x" + "ab" * 1000) == ["x" * 3000, "ab" * 899, "ab" * 101]
+
+
+def test_an_empty_string_stands_nowhere():
+    assert one_of(["", "a"]).split("bab") == ["b", "a", "b"]
+    assert one_of([""]).split("bab") == ["bab"]

@@ -187,12 +187,14 @@ def test_a_template_file_comes_before_the_one_in_the_config(byte_folder):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("tokenizer.json", None), ("tokenizer.json", "{"), ("tokenizer_config.json", "{"), ("config.json", "[]")],
-)
+    [("tokenizer.json", None), ("tokenizer.json", "{"), ("tokenizer_config.json", "{"), ("config.json", "[]"),
+     ("config.json", "[" * 100_000), ("chat_template.jinja", "\udcff"),
+     ("generation_config.json", '{"eos_token_id": 999999}')],
+)  # fmt: skip
 def test_a_folder_s_broken_file_is_named(byte_folder, name, content):
-    (byte_folder / name).unlink()
+    (byte_folder / name).unlink(missing_ok=True)
     if content is not None:
-        (byte_folder / name).write_text(content)
+        (byte_folder / name).write_text(content, errors="surrogateescape")
     with pytest.raises(BadRequest, match=name):
         tokenizer_from_folder(byte_folder)
 

@@ -119,6 +119,8 @@ class FakeRuns:
         try:
             seq = after + 1
             while True:
+                if run.events and isinstance(run.events[-1], Finished):
+                    seq = min(seq, len(run.events) - 1)
                 news = run.news
                 for event in run.events[seq:]:
                     seq += 1

@@ -15,7 +15,19 @@ from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
-from loopwright.core.results import Distribution, Done, Forwarded, Progress, Segment
+from loopwright.core.results import (
+    CallInfo,
+    DebugInfo,
+    Distribution,
+    Done,
+    ExportInfo,
+    ExportList,
+    Forwarded,
+    Imported,
+    Progress,
+    QueueInfo,
+    Segment,
+)
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
@@ -88,8 +100,14 @@ async def test_results_arrive_in_order_and_unchanged() -> None:
         Progress((4,), (-0.5,)),
         Segment((4, 5), (-0.5, -1.0), 2, "", "stop", "\n", 7, 1),
         Forwarded(kv_len=3, num_pages=1, distributions=(distribution,), token=4, logprob=-0.25),
+        Imported(5, 1, (0, 1, 2, 7, 8), (9,) * 5),
+        ExportList((ExportInfo("doc", 5, 1, True),)),
+        DebugInfo(
+            num_pages=1, max_pages=2, num_page_names=3, num_embeds=0, max_embeds=4, num_open_calls=1, max_open_calls=9,
+            queues=(QueueInfo(QUEUE, -1, (CallInfo(CallId(3), "generate", "running"),), BadRequest("no").info()),),
+        ),
         Done(),
-    ]
+    ]  # fmt: skip
     async with connected(control) as client:
         session = client.open(RUN, ControlLimits())
         await eventually(lambda: RUN in control.sessions)

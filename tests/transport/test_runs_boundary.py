@@ -65,6 +65,7 @@ async def test_a_run_starts_and_its_events_arrive_unchanged() -> None:
         assert fake.started[0].spec == spec
         assert await read_all(client, run_id) == fake.started[0].events
         assert await read_all(client, run_id, after=2) == fake.started[0].events[3:]
+        assert await read_all(client, run_id, after=99) == fake.started[0].events[-1:]
 
 
 async def test_events_arrive_while_the_run_goes_on() -> None:

@@ -8,6 +8,8 @@ from loopwright.core.errors import NotFound
 SUITE_MODULES = {
     "launch": "loopwright.bench.launch",
     "decode": "loopwright.bench.decode",
+    "batching": "loopwright.bench.batching",
+    "overhead": "loopwright.bench.overhead",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

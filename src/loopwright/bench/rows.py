@@ -32,6 +32,10 @@ P99_MS = Metric("p99_ms", "ms", lower_is_better=True)
 TTFT_MS = Metric("ttft_ms", "ms", lower_is_better=True)
 LAUNCHES_PER_S = Metric("launches_per_s", "launches/s", lower_is_better=False)
 TOKENS_PER_S = Metric("tokens_per_s", "tokens/s", lower_is_better=False)
+REQUESTS_PER_S = Metric("requests_per_s", "requests/s", lower_is_better=False)
+STEP_US = Metric("step_us", "µs", lower_is_better=True)
+ROW_US = Metric("row_us", "µs", lower_is_better=True)
+CALL_US = Metric("call_us", "µs", lower_is_better=True)
 LINES = Metric("lines", "lines", lower_is_better=True)
 
 

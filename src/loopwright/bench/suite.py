@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from loopwright.bench.rows import Row
+from loopwright.control.policies import PolicyName
 from loopwright.core.control import Control
 from loopwright.core.runs import Runs
 
@@ -20,6 +21,11 @@ class System(Protocol):
 
     @property
     def control(self) -> Control: ...
+
+    def control_with(self, policy: PolicyName) -> AbstractAsyncContextManager[Control]:
+        """A control layer of its own, of that batching policy, over the same engine. Nothing else may use the engine
+        until it is closed."""
+        ...
 
     @property
     def model_path(self) -> Path:

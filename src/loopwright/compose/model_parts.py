@@ -21,7 +21,8 @@ from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor
 from loopwright.core.model_info import ModelInfo
-from loopwright.runtime.host import ModelText
+from loopwright.core.traits import supported
+from loopwright.runtime.facts import ModelText
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.tokenizer import Tokenizer
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 Report = Callable[[str, float | None], None]
 
 _import_lock = Lock()
-
-TRAITS = ("allocate", "forward", "input_text", "output_text", "tokenize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
     return ModelInfo(
         name=files.name,
         architecture=executor.config.architecture,
-        traits=TRAITS,
+        traits=supported((*executor.traits, "tokenize")),
         vocab_size=executor.shape.vocab_size,
         max_context=executor.shape.max_context,
         page_size=executor.shape.block_size,
@@ -133,4 +132,5 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         weights_sha256=files.sha256,
         license=files.license,
         description=files.description,
+        version=f"{executor.quantization}-{files.sha256[:12]}",
     )

@@ -15,12 +15,13 @@ from loopwright.compose.config import Config, RuntimeConfig
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
 from loopwright.control.controller import Controller
+from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
-from loopwright.runtime.host import ModelText
+from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
@@ -41,6 +42,12 @@ class System:
     runs: Launcher
     control: Controller
     model: ModelParts
+
+    @asynccontextmanager
+    async def control_with(self, policy: PolicyName) -> AsyncIterator[Control]:
+        """A control layer of that batching policy over the same engine, which nothing else may use meanwhile."""
+        async with open_control(self.model, ControlConfig(policy=policy)) as control:
+            yield control
 
     @property
     def model_path(self) -> Path:

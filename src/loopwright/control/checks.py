@@ -14,6 +14,7 @@ from loopwright.core.calls import (
     CopyPage,
     DistributionRequest,
     EmbedText,
+    ExportPages,
     Forward,
     ForwardText,
     Generate,
@@ -56,6 +57,18 @@ def check_embed_text(call: EmbedText, shape: EngineShape) -> None:
     _check_inputs(call.tokens, call.positions, shape)
 
 
+def check_export(call: ExportPages, shape: EngineShape) -> None:
+    """The pages are as many as the positions need, and tokens, if there are any, as many as positions."""
+    _check_inputs(call.tokens or (0,) * len(call.positions), call.positions, shape)
+    num_needed = -(-len(call.positions) // shape.block_size)
+    if len(call.pages) != num_needed:
+        raise BadRequest(
+            f"pages: {len(call.pages)} for {len(call.positions)} positions, which need {num_needed} of "
+            f"{shape.block_size} tokens each",
+            field="pages",
+        )
+
+
 def check_forward(call: Forward, num_places: int) -> None:
     """Outputs are distinct and no more than inputs; pages, of `num_places` tokens, and mask fit."""
     _check_not_empty("inputs", len(call.inputs))
@@ -88,6 +101,10 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
     _check_tokens("stop_tokens", call.stop_tokens, shape)
     if call.grammar is not None and call.sampling.allowed is not None:
         raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
+    if call.window is not None:
+        _check_length("window.positions", len(call.window.positions), "cached tokens", call.kv_len)
+        if call.window.size < 1:
+            raise BadRequest(f"window.size: {call.window.size} is less than 1", field="window.size")
     if call.sampler is not None:
         check_sampler(call.sampler, call.sampler_state, call.sampling, shape)
     elif call.sampler_state:
@@ -120,7 +137,9 @@ def _check_inputs(tokens: Sequence[int], positions: Sequence[int], shape: Engine
 
 
 def _check_tokens(field: str, tokens: Collection[int], shape: EngineShape) -> None:
-    for token in (min(tokens, default=0), max(tokens, default=0)):
+    if not tokens:  # most lists of most calls
+        return
+    for token in (min(tokens), max(tokens)):
         if not 0 <= token < shape.vocab_size:
             raise BadRequest(f"{field}: token {token} is not in the vocabulary of {shape.vocab_size}", field=field)
 

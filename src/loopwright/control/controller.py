@@ -6,6 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -13,24 +14,30 @@ from dataclasses import asdict
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
+from loopwright.control.direct_calls import DirectCall, answer, find_queue, rank
 from loopwright.control.feeds import Feed, forwarded
+from loopwright.control.grouping import make_scheduler
 from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
+from loopwright.core.call_table import require_traits
 from loopwright.core.calls import (
-    Acknowledge,
     ClearQueue,
-    CreateQueue,
+    ExportPages,
     FreeEmbeds,
     FreePages,
     Generate,
+    ImportPages,
     QueueCall,
+    SetPriority,
     Synchronize,
+    UnexportPages,
     WatchCall,
 )
 from loopwright.core.clock import Clock
@@ -42,7 +49,6 @@ from loopwright.core.errors import (
     InternalError,
     LimitExceeded,
     LoopwrightError,
-    NotFound,
     OutOfPages,
 )
 from loopwright.core.executor import Executor
@@ -53,8 +59,8 @@ from loopwright.core.results import CallResult, Completion, Done
 
 logger = logging.getLogger(__name__)
 
-PRIORITY_ADVANCE = 1000
-"""A queue of priority 1 goes before 1000 calls issued earlier: it is preferred, and yet starves nobody."""
+SettledCall = Synchronize | ClearQueue | ExportPages | UnexportPages | ImportPages
+"""Calls that wait for their turn and then need no engine."""
 
 
 class Controller:
@@ -80,7 +86,8 @@ class Controller:
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape)
-        self._scheduler = Scheduler(config, self._resources)
+        self._scheduler = make_scheduler(config, self._resources)
+        self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
         self._num_issued = 0
@@ -128,6 +135,7 @@ class Controller:
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
                 self.fail_step(error)
             else:
+                self._counts.busy_s += self._clock.now_s() - started_s
                 self.complete(result)
 
     def schedule(self) -> Batch | None:
@@ -139,7 +147,7 @@ class Controller:
             if call.num_blockers == 0:
                 self._settle([call])
         while True:
-            step = self._scheduler.form()
+            step = self._scheduler.form(self._clock.now_s())
             for call, error in step.refused:
                 self._refuse(call, error.info())
             if calls := step.calls:
@@ -154,19 +162,18 @@ class Controller:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
-        for call in (*step.copies, *step.embeds):
-            self._finish(call, Done())
-        for call, row in zip(step.rows, result.rows, strict=True):
-            self._take_row(call, row)
-        for call, row in zip(step.heads, result.heads, strict=True):
-            if row.error is not None:
+        for call, row in step.outcomes(result):
+            call.is_running = False
+            if call.is_over:  # with its run, or because a call of this very step failed
+                continue
+            if isinstance(call.work, WatchedFeed):
+                self._watched.take_row(call, call.work, row)
+            elif row.error is not None:
                 self._fail(call, row.error)
-            else:
-                assert isinstance(call.work, HeadRow)
+            elif isinstance(call.work, Feed):
+                self._take_row(call, call.work, row)
+            elif isinstance(call.work, HeadRow):
                 self._finish(call, forwarded(row, call.work.sampling))
-        for call, row in zip(step.shifts, result.shifts, strict=True):
-            if row.error is not None:
-                self._fail(call, row.error)
             else:
                 self._finish(call, Done())
 
@@ -175,7 +182,9 @@ class Controller:
         step = self._end_step()
         self._counts.num_failed_steps += 1
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        for call in step.calls:
+        failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
+        for call, _ in step.outcomes(failed):
+            call.is_running = False
             self._fail(call, info)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
@@ -184,17 +193,22 @@ class Controller:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
         self._changed()
-        if isinstance(call, CreateQueue):
-            self._create_queue(session, call_id, call)
+        try:
+            if isinstance(call, DirectCall):
+                result = answer(call, session, self._resources, self._model_info)
+                if isinstance(call, SetPriority):
+                    self._scheduler.reorder()
+                session.inbox.put(Completion(call_id, result))
+                return
+            if isinstance(call, WatchCall):
+                done = self._watched.answer(call, session, self._model_info)
+                session.inbox.put(Completion(call_id, done))
+                return
+            queue = find_queue(session, call.queue)
+        except LoopwrightError as error:
+            session.inbox.put(Completion(call_id, error=error.info()))
             return
-        if isinstance(call, WatchCall):
-            self._watch(session, call_id, call)
-            return
-        queue = session.queues.get(call.queue)
-        if queue is None:
-            unknown = NotFound(f"queue: {call.queue} is not a queue of this run", field="queue", hint="create_queue")
-            session.inbox.put(Completion(call_id, error=unknown.info()))
-        elif isinstance(call, ImmediateCall):
+        if isinstance(call, ImmediateCall):
             self._apply(session, queue, call_id, call)
         else:
             self._enqueue(session, queue, call_id, call)
@@ -212,8 +226,10 @@ class Controller:
                 self._settle([call])
         elif isinstance(call.work, SegmentFeed):
             call.work.is_interrupted = True
-            if not call.is_running:
-                self._end_interrupted(call, call.work)
+            if not call.is_running and isinstance(call.work, WatchedFeed):
+                self._watched.end_interrupted(call, call.work)
+            elif not call.is_running:
+                self._finish(call, call.work.segment(len(call.pages)))
 
     def close(self, session: InlineSession) -> None:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
@@ -224,6 +240,7 @@ class Controller:
         for call in [call for call in session.open_calls.values() if not call.is_running]:
             self._discard(call)
         self._resources.unbind_all(session.run_id)
+        self._resources.exports.end_run(session.run_id)
         self._forget_if_empty(session)
 
     def check_integrity(self) -> None:
@@ -234,23 +251,12 @@ class Controller:
 
     # Issuing
 
-    def _create_queue(self, session: InlineSession, call_id: CallId, call: CreateQueue) -> None:
-        error: LoopwrightError | None = None
-        if call.queue in session.queues:
-            error = BadRequest(f"queue: {call.queue} exists already", field="queue", hint="take another name")
-        elif call.model not in ("", self._model_info.name):
-            error = NotFound(f"model: {call.model} is not served; {self._model_info.name} is", field="model")
-        elif len(session.queues) >= (max_queues := session.limits.max_queues):
-            error = LimitExceeded(f"the run has {len(session.queues)} queues; the limit is {max_queues}", field="queue")
-        if error is None:
-            session.queues[call.queue] = CallQueue(call.queue, call.priority)
-        session.inbox.put(_completion(call_id, error))
-
     def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
         """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
         works on a poisoned queue too."""
         if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
             try:
+                require_traits(call, self._model_info)
                 self._resources.apply(session.run_id, call)
             except LoopwrightError as error:
                 self._enqueue_refused(session, queue, call_id, call, error.info())
@@ -264,12 +270,14 @@ class Controller:
             return
         if isinstance(call, ClearQueue):
             queue.failure = None  # for what is issued from now on; its turn clears what fails until then
-            ordering.clear(queue)
+            queue.num_clears += 1
+            ordering.clear(queue, queue.num_clears)
         failure = queue.failure
         one = self._open_call(session, queue, call_id, call)
         if failure is None:
             holdings = self._resources.holdings(session.run_id)
             try:
+                require_traits(call, self._model_info)
                 if isinstance(call, Generate):
                     self._compiling.check(call)
                 prepare(one, call, holdings, self._resources.shape, self._token_bytes)
@@ -303,8 +311,8 @@ class Controller:
 
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
-        rank = self._num_issued - queue.priority * PRIORITY_ADVANCE
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, rank)
+        place = rank(self._num_issued, queue.priority)
+        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
         session.open_calls[call.call_id] = call
@@ -313,62 +321,9 @@ class Controller:
         if call.num_blockers == 0:
             self._settle([call])
 
-    # Watching
-
-    def _watch(self, session: InlineSession, call_id: CallId, call: WatchCall) -> None:
-        """Acknowledges or vetoes tokens of a watched segment, at once and out of turn. One that is over is ignored."""
-        error: LoopwrightError | None = None
-        watched = session.open_calls.get(CallId(call.handle))
-        try:
-            if watched is not None and watched.failure is None:
-                self._changed()
-                self._apply_watch(watched, call)
-        except LoopwrightError as refusal:
-            error = refusal
-        session.inbox.put(_completion(call_id, error))
-
-    def _apply_watch(self, watched: OpenCall, call: WatchCall) -> None:
-        feed = watched.work
-        if not isinstance(feed, WatchedFeed):
-            raise BadRequest(f"handle: call {call.handle} is not a watched segment", field="handle")
-        if isinstance(call, Acknowledge):
-            feed.acknowledge(call)
-        else:
-            feed.veto(call, is_running=watched.is_running)
-            if not watched.is_running:
-                self._resources.shrink(watched)
-        self._end_if_settled(watched, feed)
-
-    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
-        """A watched segment that cannot run on fails when its program has seen what there is: it may go back."""
-        if isinstance(call.work, WatchedFeed):
-            call.work.fail(info)
-            self._end_if_settled(call, call.work)
-        else:
-            self._fail(call, info)
-
-    def _end_if_settled(self, call: OpenCall, feed: WatchedFeed) -> None:
-        if feed.is_settled and feed.error is not None:
-            self._fail(call, feed.error)
-        elif feed.is_settled:
-            self._finish(call, feed.segment(len(call.pages)))
-
-    def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
-        if isinstance(feed, WatchedFeed):
-            feed.cut_to_seen()
-            self._resources.shrink(call)
-        self._finish(call, feed.segment(len(call.pages)))
-
     # Ending
 
-    def _take_row(self, call: OpenCall, row: RowResult) -> None:
-        feed = call.work
-        assert isinstance(feed, Feed)
-        if call.is_over:
-            return
-        if row.error is not None and not isinstance(feed, WatchedFeed):
-            self._fail(call, row.error)
-            return
+    def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
         try:
             is_over = feed.advance(row)
         except LoopwrightError as error:  # its grammar cannot go on
@@ -378,13 +333,16 @@ class Controller:
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
             return
-        if isinstance(feed, WatchedFeed) and not is_over:
-            self._resources.shrink(call)
-            self._end_if_settled(call, feed)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
-            self._end_interrupted(call, feed)
+            self._finish(call, feed.segment(len(call.pages)))
+
+    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
+        if isinstance(call.work, WatchedFeed):
+            self._watched.refuse(call, call.work, info)
+        else:
+            self._fail(call, info)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, Completion(call.call_id, result))
@@ -404,14 +362,27 @@ class Controller:
         waiting = deque(ready)
         while waiting:
             call = waiting.popleft()
-            if call.failure is None and not isinstance(call.call, Synchronize | ClearQueue):
-                self._scheduler.add(call)
+            if call.failure is None and (failure := ordering.taint(call)) is not None:
+                ordering.fail(call, failure)
+            if call.failure is None and not isinstance(call.call, SettledCall):
+                if not call.is_running:  # else it joined the step of the call that it waited for
+                    self._scheduler.add(call, self._changed_s)
                 continue
+            if call.is_running:
+                self._resources.mark_lost(call)
             if isinstance(call.call, ClearQueue):
-                ordering.clear(call.queue)
+                ordering.clear(call.queue, call.num_clears)
+            result = self._exchange(call) if call.failure is None else None
             waiting.extend(self._discard(call))
-            done = None if call.failure is not None else Done()
-            call.inbox.put(Completion(call.call_id, done, call.failure))
+            call.inbox.put(Completion(call.call_id, result, call.failure))
+
+    def _exchange(self, call: OpenCall) -> CallResult | None:
+        """Does what a SettledCall asks for. None if it failed."""
+        try:
+            return self._resources.exchange(call, self._sessions[call.run_id].tenant)
+        except LoopwrightError as error:
+            ordering.fail(call, error.info())
+            return None
 
     def _discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
@@ -433,7 +404,6 @@ class Controller:
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
         for call in step.calls:
-            call.is_running = False
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
                 self._forget_if_empty(self._sessions[call.run_id])
@@ -476,12 +446,11 @@ class Controller:
         return True
 
     async def _wait_for_change(self) -> None:
+        wait_s = self._scheduler.due_s() - self._clock.now_s()
+        if self._is_stuck():
+            wait_s = self._config.max_stuck_s
         try:
-            async with asyncio.timeout(self._config.max_stuck_s if self._is_stuck() else None):
+            async with asyncio.timeout(max(wait_s, 0.0) if math.isfinite(wait_s) else None):
                 await self._wake.wait()
         except TimeoutError:
             return
-
-
-def _completion(call_id: CallId, error: LoopwrightError | None) -> Completion:
-    return Completion(call_id, Done()) if error is None else Completion(call_id, error=error.info())

@@ -14,12 +14,12 @@ class StepCounts:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_failed_steps: int = 0
+    busy_s: float = 0.0
 
     def count(self, step: Step) -> None:
         self.num_steps += 1
         self.num_rows += len(step.batch_rows)
-        for row in step.batch_rows:
-            if (num_tokens := row.num_tokens) == 1:
-                self.num_decode_tokens += 1
-            else:
-                self.num_prefill_tokens += num_tokens
+        num_tokens = [row.num_tokens for row in step.batch_rows[step.num_short :]]
+        num_single = num_tokens.count(1)
+        self.num_decode_tokens += step.num_short + num_single
+        self.num_prefill_tokens += sum(num_tokens) - num_single

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.ids import BlockId, SlotId
@@ -44,10 +45,12 @@ class Feed:
         "_slots",
         "_tokens",
         "block_ids",
+        "is_steady",
         "kv_len",
         "num_inputs",
         "sampled",
         "start_kv_len",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -62,12 +65,15 @@ class Feed:
         distributions: Sequence[DistributionRequest] = (),
         sampling: Sampling | None = None,
         num_drafts: int = 0,
+        view: RowView | None = None,
     ) -> None:
         self.start_kv_len = self.kv_len = kv_len
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
+        self.is_steady = False  # a segment that runs one token after another, and nothing special
         self._is_divisible = set(input_slots).isdisjoint(output_slots)
+        self.view = view  # if not all that is cached is seen
         self.sampled: Sequence[Sampled] = ()  # by the row that ran last
         self._tokens, self._positions, self._slots, self._output_slots = tokens, positions, input_slots, output_slots
         self._mask, self._distributions, self._sampling = mask, distributions, sampling
@@ -96,19 +102,15 @@ class Feed:
         """Whether a row may hold less than all that is left."""
         return self._is_divisible and self.num_left > self._num_drafts + 1
 
+    @property
+    def is_last_row(self) -> bool:
+        """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
+        return self._num_in_row == self.num_left and not self._num_drafts
+
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
-        self._num_in_row = min(max_tokens, self.num_left)
-        if self._num_in_row < self.num_left:
-            self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
-        if self._num_in_row < self.num_inputs:
-            return self._chunk(self._num_run, self._num_run + self._num_in_row)
-        self._picked = range(len(self._distributions))
-        return ForwardRow(
-            self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
-            self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
-            self._are_drafts_forced, self._allowed_bits, self._sampler,
-        )  # fmt: skip
+        row = self._next_row(max_tokens)
+        return row if self.view is None else self.view.of(row)
 
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the call is over."""
@@ -127,6 +129,19 @@ class Feed:
         """What a forward that is over completes with."""
         found = RowResult(self.sampled, [self._found[place] for place in range(len(self._distributions))])
         return forwarded(found, self._sampling, self.kv_len, num_pages)
+
+    def _next_row(self, max_tokens: int) -> ForwardRow:
+        self._num_in_row = min(max_tokens, self.num_left)
+        if self._num_in_row < self.num_left:
+            self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
+        if self._num_in_row < self.num_inputs:
+            return self._chunk(self._num_run, self._num_run + self._num_in_row)
+        self._picked = range(len(self._distributions))
+        return ForwardRow(
+            self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
+            self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
+            self._are_drafts_forced, self._allowed_bits, self._sampler,
+        )  # fmt: skip
 
     def _chunk(self, start: int, end: int) -> ForwardRow:
         indices = [one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions]

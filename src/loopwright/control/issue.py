@@ -11,28 +11,35 @@ from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, NameT, NameTable
 from loopwright.control.ordering import Embed, OpenCall, Page, Resource
 from loopwright.control.resource_manager import Holdings
+from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import EmbedRow, HeadRow
 from loopwright.core.calls import (
     ClearQueue,
     CopyPage,
+    EmbedImage,
     EmbedText,
+    ExportPages,
     Forward,
     ForwardText,
+    ForwardWithAdapter,
     Generate,
+    ImportPages,
+    KvWindow,
     NextDistribution,
     Sample,
     ShiftKv,
     Synchronize,
+    UnexportPages,
 )
 from loopwright.core.errors import BadRequest
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import PageName, SlotId
 
 QueuedCall: TypeAlias = (
-    Synchronize | ClearQueue | CopyPage | ShiftKv | EmbedText
-    | Forward | NextDistribution | Sample | ForwardText | Generate
+    Synchronize | ClearQueue | ExportPages | UnexportPages | ImportPages | CopyPage | ShiftKv | EmbedText | EmbedImage
+    | Forward | ForwardWithAdapter | NextDistribution | Sample | ForwardText | Generate
 )  # fmt: skip
 """Calls that wait for their turn; the others are done when they are issued."""
 
@@ -42,26 +49,22 @@ def prepare(
 ) -> None:
     """Fills in what the call touches and its work. Raises BadRequest, NotFound, OutOfPages; then nothing is bound."""
     match call:
-        case Synchronize() | ClearQueue():
+        case Synchronize() | ClearQueue() | UnexportPages():
             pass
-        case CopyPage():
-            _prepare_copy(one, call, holdings, shape)
-        case ShiftKv():
-            _prepare_shift(one, call, holdings, shape)
+        case ExportPages() | ImportPages():
+            _prepare_exchange(one, call, holdings, shape)
+        case EmbedImage() | ForwardWithAdapter():
+            raise AssertionError("no engine runs this: its trait is refused before")
+        case CopyPage() | ShiftKv():
+            _prepare_move(one, call, holdings, shape)
         case EmbedText():
             checks.check_embed_text(call, shape)
             one.embed_writes = holdings.embeds.find_all(call.embeds, "embeds")
             one.work = EmbedRow(call.tokens, call.positions, _slots(one.embed_writes))
         case Forward():
             _prepare_forward(one, call, holdings, shape)
-        case NextDistribution():
-            checks.check_next_distribution(call, shape)
-            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
-            one.work = HeadRow(_slots(one.embed_reads)[0], distributions=(call.request,))
-        case Sample():
-            checks.check_sample(call, shape)
-            one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
-            one.work = HeadRow(_slots(one.embed_reads)[0], sampling=call.sampling, sample_position=call.position)
+        case NextDistribution() | Sample():
+            _prepare_head(one, call, holdings, shape)
         case ForwardText():
             _prepare_forward_text(one, call, holdings, shape)
         case Generate():
@@ -85,9 +88,16 @@ def prepare_refused(one: OpenCall, holdings: Holdings, block_size: int) -> None:
         ):
             one.page_writes = _bound(holdings.pages, pages[max(kv_len, 0) // block_size :])
     match one.call:
-        case EmbedText(embeds=embeds) | Forward(outputs=embeds):
+        case EmbedText(embeds=embeds) | EmbedImage(embeds=embeds) | Forward(outputs=embeds):
             one.embed_writes = _bound(holdings.embeds, embeds)
     one.pages = list(one.page_writes)
+
+
+def _prepare_move(one: OpenCall, call: CopyPage | ShiftKv, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, CopyPage):
+        _prepare_copy(one, call, holdings, shape)
+    else:
+        _prepare_shift(one, call, holdings, shape)
 
 
 def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: EngineShape) -> None:
@@ -95,7 +105,7 @@ def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: Engi
     source, target = holdings.pages.find(call.source, "source"), holdings.pages.find(call.target, "target")
     if source is target:
         raise BadRequest(f"target: page {call.target} is the source too", field="target")
-    _check_unshared([target], (call.target,), "target")
+    _check_unshared(holdings, [target], (call.target,), "target")
     one.pages, one.page_reads, one.page_writes = [source, target], [source], [target]
 
 
@@ -103,8 +113,31 @@ def _prepare_shift(one: OpenCall, call: ShiftKv, holdings: Holdings, shape: Engi
     checks.check_shift(call, len(call.pages) * shape.block_size)
     first, last = call.start // shape.block_size, -(-(call.start + call.size) // shape.block_size)
     pages = holdings.pages.find_all(call.pages, "pages")[first:last]
-    _check_unshared(pages, call.pages[first:last], "pages")
+    _check_unshared(holdings, pages, call.pages[first:last], "pages")
     one.pages, one.page_reads, one.page_writes = list(pages), pages, list(pages)
+
+
+def _prepare_exchange(one: OpenCall, call: ExportPages | ImportPages, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, ImportPages):  # its pages get their blocks when its turn comes
+        one.pages = holdings.pages.bind_new(call.pages, "pages")
+        one.grown, one.page_writes = list(call.pages), list(one.pages)
+    else:
+        checks.check_export(call, shape)
+        one.pages = holdings.pages.find_all(call.pages, "pages")
+        one.page_reads = one.pages
+
+
+def _prepare_head(one: OpenCall, call: NextDistribution | Sample, holdings: Holdings, shape: EngineShape) -> None:
+    if isinstance(call, Sample):
+        checks.check_sample(call, shape)
+    else:
+        checks.check_next_distribution(call, shape)
+    one.embed_reads = [holdings.embeds.find(call.embed, "embed")]
+    slot = _slots(one.embed_reads)[0]
+    if isinstance(call, Sample):
+        one.work = HeadRow(slot, sampling=call.sampling, sample_position=call.position)
+    else:
+        one.work = HeadRow(slot, distributions=(call.request,))
 
 
 def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: EngineShape) -> None:
@@ -113,7 +146,13 @@ def _prepare_forward(one: OpenCall, call: Forward, holdings: Holdings, shape: En
     outputs = holdings.embeds.find_all(call.outputs, "outputs")
     _set_pages(one, call, holdings, shape, call.kv_len + len(inputs))
     one.embed_reads, one.embed_writes = inputs, outputs
-    one.work = Feed(kv_len=call.kv_len, input_slots=_slots(inputs), output_slots=_slots(outputs), mask=call.mask)
+    one.work = Feed(
+        kv_len=call.kv_len,
+        input_slots=_slots(inputs),
+        output_slots=_slots(outputs),
+        mask=call.mask,
+        view=_row_view(call, holdings, shape.block_size),
+    )
 
 
 def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, shape: EngineShape) -> None:
@@ -135,6 +174,7 @@ def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, 
         distributions=call.distributions,
         sampling=call.sampling,
         num_drafts=call.num_drafts,
+        view=_row_view(call, holdings, shape.block_size),
     )
 
 
@@ -148,6 +188,7 @@ def _prepare_generate(
     end = call.kv_len + len(call.tokens)
     _set_pages(one, call, holdings, shape, end + call.max_tokens - 1)
     holdings.pages.check_room(max(0, -(-end // shape.block_size) - len(one.pages)))
+    work.view = _row_view(call, holdings, shape.block_size, call.window)
     one.work = work
 
 
@@ -157,16 +198,28 @@ def _set_pages(
     """`end` is one past the last KV place that the call may write."""
     pages = holdings.pages.find_all(call.pages, "pages")
     first, last = call.kv_len // shape.block_size, -(-end // shape.block_size)
-    _check_unshared(pages[first:last], call.pages[first:last], "pages")
+    _check_unshared(holdings, pages[first:last], call.pages[first:last], "pages")
     one.pages, one.page_writes = pages, pages[first:last]
     one.page_reads = pages[: -(-call.kv_len // shape.block_size)]
 
 
-def _check_unshared(pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:
+def _row_view(
+    call: Forward | ForwardText | Generate, holdings: Holdings, block_size: int, window: KvWindow | None = None
+) -> RowView | None:
+    """What the call's rows see, if not everything."""
+    hidden = 0
+    if holdings.masked:
+        hidden = sum(holdings.masked.get(page, 0) << place * block_size for place, page in enumerate(call.pages))
+        hidden &= (1 << call.kv_len) - 1
+    return None if window is None and not hidden else RowView(block_size, hidden, window)
+
+
+def _check_unshared(holdings: Holdings, pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:
     for page, name in zip(pages, names, strict=True):
-        if page.num_names > 1:
+        if page.num_names > 1 or holdings.pages.is_shared(page):
+            sharers = f"{page.num_names} names" if page.num_names > 1 else "an export or another run"
             raise BadRequest(
-                f"{field}: page {name} is shared by {page.num_names} names; copy it first",
+                f"{field}: page {name} is shared by {sharers}; copy it first",
                 field=field,
                 hint="allocate a page, copy_page what you need into it, and write there",
             )

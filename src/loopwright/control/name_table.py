@@ -43,7 +43,12 @@ class NameTable(Generic[NameT, IdT]):
         """What the name is bound to. Raises NotFound."""
         found = self.names.get(name)
         if found is None:
-            raise NotFound(f"{field}: {self._kind.noun} {name} is not bound", field=field)
+            raise NotFound(
+                f"{field}: {self._kind.noun} {name} is not bound; the run has {len(self.names)} names of "
+                f"{self._kind.noun}s",
+                field=field,
+                hint="a name counts in the run that bound it alone",
+            )
         return found
 
     def find_all(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
@@ -88,6 +93,17 @@ class NameTable(Generic[NameT, IdT]):
             if resource.id is None:
                 resource.id = self._pool.take()
                 self.num_backed += 1
+
+    def adopt(self, resources: Sequence[Resource[IdT]], units: Sequence[IdT]) -> None:
+        """Gives each of the resources, which have no unit yet, a share of one that somebody holds."""
+        for resource, unit in zip(resources, units, strict=True):
+            self._pool.share(unit)
+            resource.id = unit
+            self.num_backed += 1
+
+    def is_shared(self, resource: Resource[IdT]) -> bool:
+        """Whether others than this run hold its unit, or will once an export's turn has come."""
+        return resource.num_exporting > 0 or (resource.id is not None and self._pool.is_shared(resource.id))
 
     def bind_backed(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
         """As `bind_new`, each with its unit. Raises also what says that the pool has too few now."""

@@ -4,7 +4,9 @@ Called by the controller when a call is issued, fails or is over. The rules:
 - A call waits for the call before it in its queue, and for earlier calls that touch the same page or embed unless both
   only read it. It is over, well or badly, only when it waits for nobody: so its own order holds for who waits for it.
 - A failure reaches, at once, the calls behind it in its queue up to a ClearQueue, and all that read what it should have
-  written; they do not run, and fail as Poisoned when their turn comes.
+  written; they do not run, and fail as Poisoned when their turn comes. Who is reached depends on the order of issue
+  alone, not on when the failure came: a page stays tainted until the queue of the failure is cleared, also when others
+  wrote to it since; an embed until it is written anew.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,16 +30,21 @@ class Resource(Generic[IdT]):
 
     `id` is the block or slot behind it; a page that a forward binds has none until that forward starts."""
 
-    __slots__ = ("id", "num_holds", "num_names", "readers", "taints", "writer", "written")
+    __slots__ = (
+        "id", "num_exporting", "num_holds", "num_names", "readers", "rewritten_by", "taints", "writer", "written",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
+        self.num_exporting = 0  # those of them that will share it with other runs
         self.written = 0  # bit i: offset i has been written since the block was taken
         self.writer: OpenCall | None = None  # the last one issued, if not over
         self.readers: dict[OpenCall, None] = {}  # not over, issued since the last writer, in order
-        self.taints: dict[CallQueue, ErrorInfo] = {}  # what a reader fails with, by the queue that failed to write
+        self.rewritten_by = 0  # the number of the last call that was to write all of it
+        # By queue and clears issued there before: the first call that failed to write it, and what readers fail with.
+        self.taints: dict[tuple[CallQueue, int], tuple[int, ErrorInfo]] = {}
 
 
 Page: TypeAlias = Resource[BlockId]
@@ -48,13 +55,14 @@ AnyResource: TypeAlias = Page | Embed
 class CallQueue:
     """An ordered stream of calls."""
 
-    __slots__ = ("failure", "name", "priority", "tail", "tainted")
+    __slots__ = ("failure", "name", "num_clears", "priority", "tail", "tainted")
 
     def __init__(self, name: QueueName, priority: int) -> None:
         self.name = name
         self.priority = priority
         self.tail: OpenCall | None = None  # the last call issued, if not over
         self.failure: ErrorInfo | None = None  # what the next call issued fails with
+        self.num_clears = 0  # ClearQueues issued
         self.tainted: set[AnyResource] = set()  # by failures of this queue
 
 
@@ -63,15 +71,18 @@ class OpenCall:
 
     __slots__ = (
         "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
-        "is_running", "is_started", "num_blockers", "page_reads", "page_writes", "pages", "queue", "rank", "run_id",
-        "work",
+        "is_running", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes", "pages",
+        "queue", "rank", "run_id", "served_at", "work",
     )  # fmt: skip
 
     def __init__(
-        self, run_id: RunId, inbox: Inbox, call_id: CallId, call: QueueCall, queue: CallQueue, rank: int
+        self, run_id: RunId, inbox: Inbox, call_id: CallId, call: QueueCall, queue: CallQueue, rank: int, number: int
     ) -> None:
         self.run_id, self.inbox, self.call_id, self.call, self.queue = run_id, inbox, call_id, call, queue
         self.rank = rank  # the order among prompts: lower runs first
+        self.number = number  # the order of issue
+        self.num_clears = queue.num_clears  # issued in its queue until now, itself included
+        self.served_at = 0  # the step that last ran a row of one token of the call: lower runs first
         self.pages: list[Page] = []  # of a feed in KV order; of a copy (source, target)
         self.page_reads: Sequence[Page] = ()
         self.page_writes: list[Page] = []
@@ -91,9 +102,11 @@ class OpenCall:
 
 
 def taint(call: OpenCall) -> ErrorInfo | None:
-    """What the call fails with because somebody failed to write what it reads."""
-    resources: list[AnyResource] = [*call.page_reads, *call.embed_reads]
-    return next((failure for resource in resources for failure in resource.taints.values()), None)
+    """What the call fails with because somebody before it failed to write what it reads. All that did so is known when
+    the call waits for nobody."""
+    resources: Iterable[AnyResource] = (*call.page_reads, *call.embed_reads)
+    taints = (taint for resource in resources if resource.taints for taint in resource.taints.values())
+    return next((failure for number, failure in taints if number < call.number), None)
 
 
 def enqueue(call: OpenCall, failure: ErrorInfo | None) -> None:
@@ -112,6 +125,7 @@ def enqueue(call: OpenCall, failure: ErrorInfo | None) -> None:
         return
     for embed in call.embed_writes:
         embed.taints.clear()  # it is written whole, so what was to be there before does not matter
+        embed.rewritten_by = call.number
 
 
 def leave(call: OpenCall) -> list["OpenCall"]:
@@ -138,8 +152,9 @@ def fail(call: OpenCall, failure: ErrorInfo) -> None:
         one.failure = its_failure
         writes: list[AnyResource] = [*one.page_writes, *one.embed_writes]
         for resource in writes:
-            resource.taints[one.queue] = inherited
-            one.queue.tainted.add(resource)
+            if one.number >= resource.rewritten_by:
+                resource.taints.setdefault((one.queue, one.num_clears), (one.number, inherited))
+                one.queue.tainted.add(resource)
         if one.queue.tail is one:
             one.queue.failure = inherited
         reached.extend((dependent, inherited) for dependent, is_reached in one.dependents if is_reached)
@@ -155,11 +170,17 @@ def consequence(queue: CallQueue, call_id: CallId, failure: ErrorInfo) -> ErrorI
     ).info()
 
 
-def clear(queue: CallQueue) -> None:
-    """Takes back the marks that failures of the queue left."""
+def clear(queue: CallQueue, num_clears: int) -> None:
+    """Takes back the marks left by failures of calls before the queue's clear of that number, the first being 1."""
+    still_tainted: set[AnyResource] = set()
     for resource in queue.tainted:
-        resource.taints.pop(queue, None)
-    queue.tainted.clear()
+        mine = [key for key in resource.taints if key[0] is queue]
+        for key in mine:
+            if key[1] < num_clears:
+                del resource.taints[key]
+        if any(key in resource.taints for key in mine):
+            still_tainted.add(resource)
+    queue.tainted = still_tainted
 
 
 def _wait(call: OpenCall, blocker: OpenCall, *, carries_failure: bool) -> None:

@@ -5,31 +5,38 @@ next row needs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
+from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import OpenCall, Page, Resource
+from loopwright.control.ordering import AnyResource, OpenCall, Page, Resource
 from loopwright.control.pool import Pool
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,
     CopyPage,
     EmbedText,
+    ExportPages,
     Forward,
     FreeEmbeds,
     FreePages,
     Generate,
+    ImportPages,
+    MaskPage,
     SharePages,
     ShiftKv,
+    UnexportPages,
 )
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, LimitExceeded, OutOfPages, Overloaded
 from loopwright.core.executor import EngineShape
-from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId
+from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId, TenantId
+from loopwright.core.results import Done, Imported
 
-ImmediateCall = AllocatePages | FreePages | SharePages | AllocateEmbeds | FreeEmbeds
+ImmediateCall = AllocatePages | FreePages | SharePages | MaskPage | AllocateEmbeds | FreeEmbeds
 """Calls that only change names: done when they are issued."""
 
 _PAGE = Kind("page", over_limit=OutOfPages, none_free=OutOfPages)
@@ -42,6 +49,7 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
+    masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
 
 class ResourceManager:
@@ -51,6 +59,7 @@ class ResourceManager:
         self.shape = shape
         self.blocks = Pool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
+        self.exports = Exports(self.blocks)
         self._holdings: dict[RunId, Holdings] = {}
         self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
@@ -69,6 +78,7 @@ class ResourceManager:
         """Unbinds every name of the run; what running calls hold stays until they are over."""
         holdings = self._holdings[run_id]
         holdings.pages.unbind(tuple(holdings.pages.names), "pages")
+        holdings.masked.clear()
         holdings.embeds.unbind(tuple(holdings.embeds.names), "embeds")
 
     def forget(self, run_id: RunId) -> None:
@@ -88,8 +98,12 @@ class ResourceManager:
                 holdings.pages.bind_backed(call.pages, "pages")
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
+                _pass_masks(holdings.masked, call.pages)
             case SharePages():
                 holdings.pages.share(call.sources, call.targets)
+                _pass_masks(holdings.masked, call.sources, call.targets)
+            case MaskPage():
+                self._mask(holdings, call)
             case AllocateEmbeds():
                 holdings.embeds.bind_backed(call.embeds, "embeds")
             case FreeEmbeds():
@@ -101,6 +115,9 @@ class ResourceManager:
         holdings.pages.hold(call.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
+        if isinstance(call.call, ExportPages):
+            for page in call.pages:
+                page.num_exporting += 1
 
     def release(self, call: OpenCall) -> None:
         """Ends `hold`. A call that failed also loses the names it bound: its program finds the pages as they were."""
@@ -109,27 +126,46 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
+            _pass_masks(holdings.masked, mine)
+        if isinstance(call.call, ExportPages):
+            for page in call.pages:
+                page.num_exporting -= 1
         holdings.pages.drop(call.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
 
-    def check_reads(self, call: OpenCall) -> None:
-        """Raises BadRequest if the call would read what nobody wrote: there may be what another run left."""
+    def exchange(self, call: OpenCall, tenant: TenantId) -> Done | Imported:
+        """Exports, unexports or imports, when the call's turn has come. Raises, and changes nothing, if it cannot."""
+        match call.call:
+            case ExportPages(positions=positions):
+                self._check_kv(call.pages, len(positions), {}, "positions")
+                self.exports.add(tenant, call.run_id, call.call, call.pages)
+            case UnexportPages(name=name):
+                self.exports.remove(tenant, name)
+            case ImportPages():
+                imported = self.exports.import_into(self._holdings[call.run_id].pages, tenant, call.call, call.pages)
+                self._mark_kv(call.pages, 0, imported.kv_len)
+                return imported
+        return Done()
+
+    def check_reads(self, call: OpenCall, promised: Mapping[AnyResource, int] = {}) -> None:
+        """Raises BadRequest if the call would read what nobody wrote: there may be what another run left. `promised`
+        are bits that will be written before the call runs."""
         for embed in call.embed_reads:
-            if not embed.written:
+            if not embed.written and embed not in promised:
                 raise BadRequest(
                     "an embed that the call reads was never written", hint="embed_text or forward fills it"
                 )
         if isinstance(call.call, CopyPage):
             size, offset = call.call.size, call.call.source_offset
-            if _range_bits(offset, offset + size) & ~call.pages[0].written:
+            if range_bits(offset, offset + size) & ~_written(call.pages[0], promised):
                 raise BadRequest(
                     f"source: offsets {offset} … {offset + size - 1} are not all written", field="source_offset"
                 )
         elif isinstance(call.call, ShiftKv):
-            self._check_shift(call.pages, call.call)
+            self._check_shift(call.pages, call.call, promised)
         elif isinstance(call.work, Feed):
-            self._check_kv(call.pages, call.work.start_kv_len)
+            self._check_kv(call.pages, call.work.start_kv_len, promised)
 
     def secure(self, call: OpenCall) -> bool:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
@@ -157,7 +193,9 @@ class ResourceManager:
         for page in pages:
             if page.writer is call:
                 page.writer = None
-        table.unbind([name for name, page in zip(names, pages, strict=True) if table.names.get(name) is page], "pages")
+        mine = [name for name, page in zip(names, pages, strict=True) if table.names.get(name) is page]
+        table.unbind(mine, "pages")
+        _pass_masks(self._holdings[call.run_id].masked, mine)
         table.drop(pages)
 
     def mark_written(self, call: OpenCall) -> None:
@@ -166,12 +204,14 @@ class ResourceManager:
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
         if call.failure is not None:
             return
-        if isinstance(call.call, CopyPage):
-            offset = call.call.target_offset
-            call.pages[1].written |= _range_bits(offset, offset + call.call.size)
-        elif isinstance(call.call, EmbedText | Forward):
-            for embed in call.embed_writes:
-                embed.written = 1
+        if isinstance(call.call, CopyPage | EmbedText | Forward):
+            for resource, bits in writes_of(call, self.shape.block_size):
+                resource.written |= bits
+
+    def mark_lost(self, call: OpenCall) -> None:
+        """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
+        for resource, bits in writes_of(call, self.shape.block_size):
+            resource.written &= ~bits
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
@@ -180,7 +220,7 @@ class ResourceManager:
         for call in open_calls:
             num_holds.update([*call.pages, *call.embed_reads, *call.embed_writes])
             held_by_calls[call.run_id].append(call)
-        blocks: list[BlockId] = []
+        blocks: list[BlockId] = self.exports.block_ids()
         slots: list[SlotId] = []
         for run_id, holdings in self._holdings.items():
             calls = held_by_calls[run_id]
@@ -191,19 +231,28 @@ class ResourceManager:
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
 
-    def _check_kv(self, pages: Sequence[Page], kv_len: int) -> None:
+    def _mask(self, holdings: Holdings, call: MaskPage) -> None:
+        holdings.pages.find(call.page, "page")
+        if len(call.keep) != self.shape.block_size:
+            raise BadRequest(f"keep: {len(call.keep)} of them for the page's {self.shape.block_size}", field="keep")
+        holdings.masked[call.page] = sum(1 << offset for offset, is_kept in enumerate(call.keep) if not is_kept)
+
+    def _check_kv(
+        self, pages: Sequence[Page], kv_len: int, promised: Mapping[AnyResource, int], field: str = "kv_len"
+    ) -> None:
         num_full, num_tail = divmod(kv_len, self.shape.block_size)
         for place in range(num_full):
-            if pages[place].written != self._full:
-                raise _no_kv(place, pages[place], self.shape.block_size)
-        if num_tail and _range_bits(0, num_tail) & ~pages[num_full].written:
-            raise _no_kv(num_full, pages[num_full], num_tail)
+            if pages[place].written != self._full and _written(pages[place], promised) != self._full:
+                raise _no_kv(field, place, pages[place], self.shape.block_size)
+        if num_tail and range_bits(0, num_tail) & ~_written(pages[num_full], promised):
+            raise _no_kv(field, num_full, pages[num_full], num_tail)
 
-    def _check_shift(self, pages: Sequence[Page], call: ShiftKv) -> None:
+    def _check_shift(self, pages: Sequence[Page], call: ShiftKv, promised: Mapping[AnyResource, int]) -> None:
         size, start = self.shape.block_size, call.start % self.shape.block_size
         for place, page in enumerate(pages):
             first = place * size
-            if _range_bits(max(start - first, 0), min(start + call.size - first, size)) & ~page.written:
+            bits = range_bits(max(start - first, 0), min(start + call.size - first, size))
+            if bits & ~_written(page, promised):
                 raise BadRequest(
                     f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
                 )
@@ -239,19 +288,30 @@ class ResourceManager:
         size = self.shape.block_size
         for place in range(start // size, -(-end // size)):
             first = place * size
-            pages[place].written |= _range_bits(max(start - first, 0), min(end - first, size))
+            pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
 
 
-def _range_bits(start: int, end: int) -> int:
-    """Bits start … end - 1."""
-    return (1 << end) - (1 << start)
+def _written(page: Page, promised: Mapping[AnyResource, int]) -> int:
+    return page.written | promised.get(page, 0)
 
 
-def _no_kv(place: int, page: Page, num_needed: int) -> BadRequest:
+def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], targets: Sequence[PageName] = ()) -> None:
+    """To the targets; without any, the sources lose theirs."""
+    if not masked:
+        return
+    if not targets:
+        for name in sources:
+            masked.pop(name, None)
+    for source, target in zip(sources, targets, strict=False):
+        if source in masked:
+            masked[target] = masked[source]
+
+
+def _no_kv(field: str, place: int, page: Page, num_needed: int) -> BadRequest:
     num_written = (~page.written & (page.written + 1)).bit_length() - 1
     return BadRequest(
-        f"kv_len: pages[{place}] has KV for its first {num_written} tokens, and {num_needed} are counted",
-        field="kv_len",
+        f"{field}: pages[{place}] has KV for its first {num_written} tokens, and {num_needed} are counted",
+        field=field,
     )
 
 

@@ -4,18 +4,27 @@ Called by the controller whenever the engine is idle. Rows of one token come fir
 share what the token budget leaves, by rank, and are cut to fit it. A call that needs a block and finds none stays.
 """
 
+import math
 from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import msgspec
 
 from loopwright.control.feeds import Feed
-from loopwright.control.ordering import OpenCall
+from loopwright.control.joining import Joining
+from loopwright.control.ordering import AnyResource, OpenCall
+from loopwright.control.policies import PolicyName
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
+
+PRIORITY_STEPS = 8
+"""When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
 
 
 class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +34,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
     max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
+    policy: PolicyName = "adaptive"  # when waiting calls become a batch; the others are there to compare
+    policy_calls: int = 8  # k-only: calls of a batch
+    policy_max_wait_s: float = 0.1  # k-only: a batch may be smaller after so long
+    policy_wait_s: float = 0.016  # t-only: how long the first call of a batch waits for others
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:
@@ -43,13 +56,39 @@ class Step:
     embeds: list[OpenCall] = field(default_factory=list)
     rows: list[OpenCall] = field(default_factory=list)
     heads: list[OpenCall] = field(default_factory=list)
+    joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
     batch_rows: list[ForwardRow] = field(default_factory=list)
+    num_short: int = 0  # the first so many rows are of one token
 
     @property
     def calls(self) -> list[OpenCall]:
         """All calls of the batch."""
         return [*self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+
+    def light_list(self, call: OpenCall) -> list[OpenCall] | None:
+        """Where a call that is no feed belongs; None if it needs no engine."""
+        if isinstance(call.work, EmbedRow):
+            return self.embeds
+        if isinstance(call.work, HeadRow):
+            return self.heads
+        if isinstance(call.call, ShiftKv):
+            return self.shifts
+        return self.copies if isinstance(call.call, CopyPage) else None
+
+    def outcomes(self, result: StepResult) -> Iterable[tuple[OpenCall, RowResult]]:
+        """Each call with what came of it, after all that it waited for."""
+        pairs = chain(
+            zip(self.copies, repeat(_NOTHING)),
+            zip(self.shifts, result.shifts, strict=True),
+            zip(self.embeds, repeat(_NOTHING)),
+            zip(self.rows, result.rows, strict=True),
+            zip(self.heads, result.heads, strict=True),
+        )
+        if not self.joined:
+            return pairs
+        places = {call: place for place, call in enumerate(self.joined, start=1)}
+        return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
 
     def batch(self) -> Batch:
         return Batch(
@@ -67,25 +106,33 @@ class Scheduler:
     def __init__(self, config: ControlConfig, resources: ResourceManager) -> None:
         self._config = config
         self._resources = resources
+        self._num_formed = 0  # steps, so far
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, by rank
 
-    def add(self, call: OpenCall) -> None:
-        """Takes a call that waits for nobody any more."""
+    def add(self, call: OpenCall, now_s: float) -> None:
+        """Takes a call that waits for nobody any more. When it came does not matter: what waits runs."""
         if not isinstance(call.work, Feed):
             self._light.append(call)
         elif call.work.num_left == 1:
+            call.served_at = self._num_formed
             self._short.append(call)
         else:
             insort(self._long, call, key=lambda one: one.rank)
 
-    def form(self) -> Step:
+    def reorder(self) -> None:
+        """For whoever changed the rank of calls that may be here."""
+        self._long.sort(key=lambda call: call.rank)
+
+    def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
+        self._num_formed += 1
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
+        self._take_joining(step)
         return step
 
     def waiting(self) -> list[OpenCall]:
@@ -93,17 +140,18 @@ class Scheduler:
         calls = (*self._light, *self._short, *self._long)
         return [call for call in calls if not call.is_over and not call.is_paused]
 
+    def due_s(self) -> float:
+        """When a step could be formed though nothing else happens: never, for what can run, runs."""
+        return math.inf
+
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
+        if len(waiting) > self._config.max_batch_rows:
+            waiting.sort(key=lambda call: call.rank)  # otherwise all go
         self._light = []
         for call in waiting:
-            taken = step.copies
-            if isinstance(call.work, EmbedRow):
-                taken = step.embeds
-            elif isinstance(call.work, HeadRow):
-                taken = step.heads
-            elif isinstance(call.call, ShiftKv):
-                taken = step.shifts
+            taken = step.light_list(call)
+            assert taken is not None
             if len(taken) < self._config.max_batch_rows and self._admit(call, step):
                 taken.append(call)
             elif not _is_refused(call, step):
@@ -111,25 +159,29 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        waiting, short = [call for call in self._short if not call.is_over], list[OpenCall]()
-        for call in waiting:
-            assert isinstance(call.work, Feed)
-            if call.work.num_left == 1:
-                short.append(call)
-            else:  # a grammar forced tokens after the sampled one
-                insort(self._long, call, key=lambda one: one.rank)
-        self._short = short
-        for place, call in enumerate(short):
-            if len(step.rows) == max_rows:
-                self._short = short[place:] + short[:place]
-                break
+        if len(self._short) > max_rows:
+            self._short.sort(key=_turn)  # otherwise all go
+        rows, batch_rows = step.rows, step.batch_rows
+        unserved, served = list[OpenCall](), list[OpenCall]()
+        for call in self._short:
+            if call.is_over:
+                continue
             feed = call.work
             assert isinstance(feed, Feed)
-            if feed.is_paused:
-                continue
-            if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
-                step.rows.append(call)
-                step.batch_rows.append(feed.next_row(1))
+            if not feed.is_steady and feed.is_paused:
+                unserved.append(call)  # and soon the first, when its program lets it go on
+            elif not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
+                insort(self._long, call, key=lambda one: one.rank)
+            elif len(rows) == max_rows:
+                unserved.append(call)
+            else:
+                served.append(call)
+                if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+                    call.served_at = self._num_formed
+                    rows.append(call)
+                    batch_rows.append(feed.next_row(1))
+        self._short = unserved + served
+        step.num_short = len(rows)
 
     def _take_long(self, step: Step) -> None:
         budget = self._config.max_batch_tokens - len(step.rows)
@@ -153,12 +205,58 @@ class Scheduler:
                     budget -= row.num_tokens
                     is_first = False
                     if _will_be_short(feed, row):
+                        call.served_at = self._num_formed
                         self._short.append(call)
                         continue
                 elif not _is_refused(call, step):
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _take_joining(self, step: Step) -> None:
+        """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
+        frontier = deque([call for call in step.calls if call.dependents])
+        if not frontier:
+            return
+        joining = Joining(self._resources.shape.block_size)
+        while frontier:
+            for call in joining.freed_by(frontier.popleft()):
+                if self._join(call, step, joining.promised):
+                    step.joined.append(call)
+                    if call.dependents:
+                        frontier.append(call)
+
+    def _join(self, call: OpenCall, step: Step, promised: Mapping[AnyResource, int]) -> bool:
+        """Whether the call is in the step now. One that cannot run keeps its turn, and is refused then."""
+        feed = call.work
+        if not isinstance(feed, Feed):
+            taken = step.light_list(call)
+            if taken is None or len(taken) == self._config.max_batch_rows or not self._secure(call, promised):
+                return False
+            taken.append(call)
+            return True
+        budget = self._config.max_batch_tokens - sum(row.num_tokens for row in step.batch_rows)
+        if feed.num_left == 1 and len(step.rows) >= self._config.max_batch_rows:
+            return False
+        if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):
+            return False
+        row = feed.next_row(budget)
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        if _will_be_short(feed, row):
+            call.served_at = self._num_formed
+            self._short.append(call)
+        elif row.num_tokens < feed.num_left:
+            insort(self._long, call, key=lambda one: one.rank)
+        return True
+
+    def _secure(self, call: OpenCall, promised: Mapping[AnyResource, int]) -> bool:
+        try:
+            self._resources.check_reads(call, promised)
+            call.is_started = self._resources.secure(call)
+        except LoopwrightError:
+            return False
+        return call.is_started
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
@@ -172,6 +270,14 @@ class Scheduler:
             return False
         call.is_started = True
         return True
+
+
+_NOTHING = RowResult()
+
+
+def _turn(call: OpenCall) -> int:
+    """The longest unserved first; a queue of priority 1 as if it had waited for so many steps more."""
+    return call.served_at - call.queue.priority * PRIORITY_STEPS
 
 
 def _is_refused(call: OpenCall, step: Step) -> bool:

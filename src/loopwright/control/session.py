@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from loopwright.control.inbox import Inbox
 from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits
-from loopwright.core.ids import CallId, QueueName, RunId
+from loopwright.core.ids import CallId, QueueName, RunId, TenantId
 from loopwright.core.results import Completion
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class InlineSession:
     def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits) -> None:
         self.run_id = run_id
         self.limits = limits
+        self.tenant = TenantId("")  # the server knows one identity yet
         self.inbox = Inbox()
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}

@@ -35,6 +35,8 @@ LogprobKind: TypeAlias = Literal["raw", "processed"]
 that acts on it, normalised; at temperature 0 that is the chosen token alone, with log-probability 0."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Priority = Annotated[int, Meta(ge=-1, le=1)]
+ExportName = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,7 +91,22 @@ class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):
 
     queue: QueueName
     model: str = ""  # "" is the server's default model
-    priority: Annotated[int, Meta(ge=-1, le=1)] = 0  # -1 low, 0 normal, 1 high
+    priority: Priority = 0  # -1 low, 0 normal, 1 high
+
+
+class SetPriority(Call, frozen=True, kw_only=True, tag="set_priority"):
+    """Changes a queue's priority at once: for calls that it is given later, and for those in it that have not ended.
+    A chunk of a prompt that is running stays where it is; what is left of it moves. Works on a poisoned queue too."""
+
+    queue: QueueName
+    priority: Priority
+
+
+class DebugQuery(Call, frozen=True, kw_only=True, tag="debug_query"):
+    """What the run holds, and its queues, or one of them, with their open calls in order. A snapshot, taken at once
+    and out of turn."""
+
+    queue: QueueName | None = None
 
 
 class Synchronize(Call, frozen=True, kw_only=True, tag="synchronize"):
@@ -125,6 +142,56 @@ class SharePages(Call, frozen=True, kw_only=True, tag="share_pages"):
     queue: QueueName
     sources: tuple[PageName, ...]
     targets: tuple[PageName, ...]
+
+
+class MaskPage(Call, frozen=True, kw_only=True, tag="mask_page"):
+    """Hides tokens of a page from every forward issued from now on that names it so, until the next mask or the name is
+    freed; `keep` says of each of its tokens whether it is seen. Done.
+
+    The mask is the name's: a name of the same block from elsewhere sees what it saw, and so does a fork's; sharing the
+    page passes the mask on. A page of which nothing is seen costs a forward nothing; one that is seen in part costs it
+    a mask. Copies take masked tokens too. A forward's own tokens are never hidden from it."""
+
+    queue: QueueName
+    page: PageName
+    keep: tuple[bool, ...]
+
+
+class ExportPages(Call, frozen=True, kw_only=True, tag="export_pages"):
+    """Lends pages to every run of the same identity, by name, when the call's turn comes. The pages must hold the KV of
+    exactly so many tokens as there are `positions`. From its issue on nobody writes to them while they are shared.
+
+    `positions` and `tokens` go to who imports, as they are: control cannot read them out of KV. Goes with the run,
+    unless `persistent`: then it stays until it is unexported."""
+
+    queue: QueueName
+    name: ExportName
+    pages: Annotated[tuple[PageName, ...], Meta(min_length=1)]
+    positions: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    tokens: tuple[TokenId, ...] = ()  # none, or one for each position
+    persistent: bool = False
+
+
+class UnexportPages(Call, frozen=True, kw_only=True, tag="unexport_pages"):
+    """Ends an export, whichever run of the identity made it. Who has imported the pages keeps them."""
+
+    queue: QueueName
+    name: ExportName
+
+
+class ImportPages(Call, frozen=True, kw_only=True, tag="import_pages"):
+    """Binds `pages`, as many names as the export has pages, to its blocks, by reference count; no KV is copied. The
+    names are bound when the call is issued, and free again if it fails. They count as pages that this run holds."""
+
+    queue: QueueName
+    name: ExportName
+    pages: Annotated[tuple[PageName, ...], Meta(min_length=1)]
+
+
+class ExportedPages(Call, frozen=True, kw_only=True, tag="exported_pages"):
+    """The exports of this identity whose names begin with `prefix`, by name."""
+
+    prefix: str = ""
 
 
 class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):
@@ -183,6 +250,21 @@ class Forward(Call, frozen=True, kw_only=True, tag="forward"):
     inputs: tuple[EmbedName, ...]
     outputs: tuple[EmbedName, ...] = ()
     mask: tuple[Visibility, ...] | None = None  # one per input; None is causal over all that comes before
+
+
+class ForwardWithAdapter(Forward, frozen=True, kw_only=True, tag="forward_with_adapter"):
+    """As forward, through the weights of an adapter."""
+
+    adapter: Annotated[str, Meta(min_length=1)]
+
+
+class EmbedImage(Call, frozen=True, kw_only=True, tag="embed_image"):
+    """Writes an image into as many embeds as embeds_needed says, each with its position."""
+
+    queue: QueueName
+    image: bytes
+    positions: tuple[Position, ...]
+    embeds: tuple[EmbedName, ...]
 
 
 class NextDistribution(Call, frozen=True, kw_only=True, tag="next_distribution"):
@@ -250,6 +332,16 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] = 8
 
 
+class KvWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token sees the tokens at positions below `sinks`, and from the border of a page on that lies at or before
+    its own position + 1 - size: at least the last `size`, itself included. A border is a multiple of the page size, so
+    that nothing needs a mask when places and positions lie alike in pages."""
+
+    size: Positive
+    sinks: NonNegative = 0
+    positions: tuple[Position, ...] = ()  # of the kv_len cached tokens, in the order of their places
+
+
 class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     """A segment: runs `tokens`, then samples and runs one token after another until it ends. Completes with Segment.
 
@@ -284,6 +376,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
     grammar: Grammar | None = None
+    window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
     sampler: TracedSampler | None = None
     sampler_state: dict[str, StateValue] = {}
     watch: Watch | None = None
@@ -311,8 +404,10 @@ class Veto(Call, frozen=True, kw_only=True, tag="veto"):
 WatchCall: TypeAlias = Acknowledge | Veto
 
 QueueCall: TypeAlias = (
-    CreateQueue | Synchronize | ClearQueue
-    | AllocatePages | FreePages | SharePages | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
-    | EmbedText | Forward | NextDistribution | Sample | ForwardText | Generate | Acknowledge | Veto
+    CreateQueue | SetPriority | DebugQuery | Synchronize | ClearQueue
+    | AllocatePages | FreePages | SharePages | MaskPage | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
+    | ExportPages | UnexportPages | ImportPages | ExportedPages
+    | EmbedText | EmbedImage | Forward | ForwardWithAdapter | NextDistribution | Sample | ForwardText | Generate
+    | Acknowledge | Veto
 )  # fmt: skip
 """Every call that control answers."""

@@ -30,6 +30,7 @@ class ControlStats(msgspec.Struct, frozen=True):
     num_prefill_tokens: int = 0  # tokens run in rows of more than one token
     num_decode_tokens: int = 0  # tokens run in rows of one token
     num_failed_steps: int = 0
+    busy_s: float = 0.0  # from handing each step to the engine until its result was here
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_free_slots: int = 0

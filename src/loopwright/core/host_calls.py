@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.calls import Generate, QueueCall, TokenId
+from loopwright.core.traits import Trait
 
 
 class HostCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
@@ -18,9 +19,31 @@ class HostCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
-    """The run and its model: {run, seed, model: ModelInfo}."""
+    """The run and a model. What may be long comes only if it is listed in `include`."""
 
-    model: str = ""
+    model: str = ""  # "" is the server's default model
+    include: tuple[Literal["arguments", "prompt_template"], ...] = ()
+
+
+class Models(HostCall, frozen=True, kw_only=True, tag="models"):
+    """The models that this server has, of those that have all of `traits`."""
+
+    traits: tuple[Trait, ...] = ()
+
+
+class Vocabulary(HostCall, frozen=True, kw_only=True, tag="vocabulary"):
+    """What each token id adds to a text: `bytes` holds that of all ids in a row, `lengths` (little-endian uint16) how
+    many bytes are each one's, 0 for control tokens. Both are base64."""
+
+
+class Adapters(HostCall, frozen=True, kw_only=True, tag="adapters"):
+    """The names that forward_with_adapter takes."""
+
+
+class EmbedsNeeded(HostCall, frozen=True, kw_only=True, tag="embeds_needed"):
+    """How many embeds embed_image fills for an image."""
+
+    image: bytes
 
 
 class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
@@ -101,7 +124,8 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 
 RuntimeCall: TypeAlias = (
-    Describe | Tokenize | Detokenize | RenderChat | Segment | HttpRequest | EmitValue | EmitText | Interrupt | Cancel
-)
+    Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
+    | HttpRequest | EmitValue | EmitText | Interrupt | Cancel
+)  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

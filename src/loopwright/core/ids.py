@@ -7,6 +7,7 @@ ids that the server chooses (runs, blocks, slots) are never shown to a program a
 from typing import NewType
 
 RunId = NewType("RunId", str)
+TenantId = NewType("TenantId", str)  # who pays, as the server knows it; "" while it knows one alone
 CallId = NewType("CallId", int)  # the handle that `submit` returned to the program; unique within a run
 QueueName = NewType("QueueName", int)  # chosen by the program
 PageName = NewType("PageName", int)  # chosen by the program; bound to a block by control

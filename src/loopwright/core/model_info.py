@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from loopwright.core.traits import Trait
+
 Exactness: TypeAlias = Literal["reference", "deterministic", "fast"]
 """reference: equals the one-request oracle. deterministic: a row's bits do not depend on its neighbours.
 fast: within a published noise floor."""
@@ -14,7 +16,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     name: str
     architecture: str
-    traits: tuple[str, ...]
+    traits: tuple[Trait, ...]
     vocab_size: int
     max_context: int
     page_size: int
@@ -27,3 +29,5 @@ class ModelInfo(msgspec.Struct, frozen=True):
     exactness: Exactness = "reference"
     license: str = ""
     description: str = ""
+    version: str = ""  # changes when an answer could: quantization and weights
+    service_id: int = 0  # which of the server's engines runs it; models of one engine share its pages

@@ -9,7 +9,7 @@ import msgspec
 
 from loopwright.core.calls import LogprobKind
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.ids import CallId
+from loopwright.core.ids import CallId, QueueName
 from loopwright.core.samplers import StateValue
 
 
@@ -97,7 +97,66 @@ class Progress(Result, frozen=True, tag="progress"):
     num_vetoes: int = 0
 
 
-CallResult: TypeAlias = Done | Forwarded | Segment | Progress
+class Imported(Result, frozen=True, tag="imported"):
+    """Pages were imported: the KV of `kv_len` tokens, in `num_pages` pages. `positions` and `tokens` are as whoever
+    exported them said; the next token stands after the last position."""
+
+    kv_len: int
+    num_pages: int
+    positions: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+
+
+class ExportInfo(msgspec.Struct, frozen=True):
+    """One export, as its identity sees it."""
+
+    name: str
+    kv_len: int
+    num_pages: int
+    persistent: bool
+
+
+class ExportList(Result, frozen=True, tag="exports"):
+    """Exports, by name."""
+
+    exports: tuple[ExportInfo, ...]
+
+
+CallState = Literal["waiting", "ready", "running", "failed"]
+
+
+class CallInfo(msgspec.Struct, frozen=True):
+    """An open call: waiting for others or for its program, ready to run (or for pages), running, or failed and waiting
+    for its turn."""
+
+    call: CallId
+    op: str
+    state: CallState
+
+
+class QueueInfo(msgspec.Struct, frozen=True):
+    """A queue, with its open calls in order. `failure` is what the next call would fail with."""
+
+    queue: QueueName
+    priority: int
+    calls: tuple[CallInfo, ...]
+    failure: ErrorInfo | None = None
+
+
+class DebugInfo(Result, frozen=True, tag="debug"):
+    """What a run holds, of what it may hold."""
+
+    num_pages: int
+    max_pages: int
+    num_page_names: int
+    num_embeds: int
+    max_embeds: int
+    num_open_calls: int
+    max_open_calls: int
+    queues: tuple[QueueInfo, ...]
+
+
+CallResult: TypeAlias = Done | Forwarded | Segment | Progress | Imported | ExportList | DebugInfo
 
 
 class Completion(msgspec.Struct, frozen=True):

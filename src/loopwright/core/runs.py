@@ -78,7 +78,8 @@ class Runs(Protocol):
         ...
 
     def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
-        """The run's events with seq > after, as they happen, up to and including its final one. Raises NotFound."""
+        """The run's events with seq > after, as they happen, up to and including its final one. That one comes even to
+        a reader who says he had it. Raises NotFound."""
         ...
 
     async def cancel(self, run_id: RunId) -> None:

@@ -214,9 +214,10 @@ def _additive(is_visible: Tensor) -> Tensor:
 def visible_places(runs: Visibility, num_places: int) -> NDArray[np.bool_]:
     """The run lengths of core.calls.Visibility, which alternate hidden and visible, as [num_places] booleans."""
     seen = np.zeros(num_places, np.bool_)
-    ends = np.cumsum(runs, dtype=np.int64)
-    for start, end in zip(ends[::2], ends[1::2], strict=False):
-        seen[start:end] = True
+    start = 0
+    for hidden, visible in zip(runs[::2], runs[1::2], strict=False):  # a hidden run at the end may have any length
+        seen[start + hidden : start + hidden + visible] = True
+        start += hidden + visible
     return seen
 
 

@@ -35,7 +35,10 @@ class DecodedAhead:
     def arrays(self) -> Mapping[str, Floats]:
         """Every large tensor of the file by name, flat, when all are done; nothing when one could not be decoded. Asked
         once."""
-        _, status = os.waitpid(self._pid, 0)
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:  # whoever started us ignores SIGCHLD, and so do we: how it ended is not kept
+            return {}
         return self._arrays if status == 0 else {}
 
     def _decode_and_exit(self, infos: list[TensorInfo]) -> None:

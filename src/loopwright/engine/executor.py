@@ -36,6 +36,7 @@ class TorchExecutor:
         self.quantization = model.quantization
         self.step_weight_bytes = model.step_weight_bytes
         runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention)
+        self.traits = runner.traits
         self._shape = runner.shape
 
         @contextmanager

@@ -131,7 +131,7 @@ def _windows(fields: ConfigFields, architecture: str, layers: int) -> tuple[int 
         return (window,) * layers
     kinds = fields.raw("layer_types")
     if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(_LAYER_TYPES):
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _LAYER_TYPES for kind in kinds):
             fields.refuse("layer_types", f"it must be a list of {layers} of {' and '.join(_LAYER_TYPES)}")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     if architecture == "gemma3":

@@ -5,7 +5,7 @@ Called by the executor, one batch at a time. It owns the model's KV cache and em
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, KvShift,
 from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
+from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
 from loopwright.engine.loaded_model import LoadedModel
@@ -28,6 +29,8 @@ _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text as
 
 class ModelRunner:
     """A model with its memory. `run` must always be called under torch.inference_mode."""
+
+    traits: ClassVar[tuple[Trait, ...]] = ("allocate", "forward", "input_text", "output_text")  # what `run` can do
 
     def __init__(self, model: LoadedModel, *, num_blocks: int, num_slots: int, attention: str = "sdpa") -> None:
         self.shape = EngineShape(

@@ -109,9 +109,9 @@ def _check_mask(mask: Sequence[Visibility], kv_len: int, num_tokens: int) -> Non
         raise BadRequest(f"{num_tokens} tokens come with {len(mask)} masks", field="mask")
     for index, runs in enumerate(mask):
         own_place = kv_len + index
-        num_seen = sum(runs[1::2])
-        end = sum(runs[: len(runs) // 2 * 2])  # a hidden run at the end may say anything
-        if num_seen == 0:
+        last = max((place for place in range(1, len(runs), 2) if runs[place]), default=0)
+        end = sum(runs[: last + 1])  # what is hidden after it may say anything
+        if last == 0:
             raise BadRequest(f"mask {index} hides everything; a token must see at least one place", field="mask")
         if end > own_place + 1:
             raise BadRequest(f"mask {index} reaches to place {end - 1}; the token's own is {own_place}", field="mask")

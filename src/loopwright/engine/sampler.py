@@ -21,6 +21,7 @@ from loopwright.engine.draws import draw, uniform
 from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
+_MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
 _ONE = torch.ones(1, dtype=torch.float64)
 
 
@@ -214,7 +215,9 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
         is_seen = counts > 0
         is_seen[torch.tensor(sampling.seen, dtype=torch.int64)] = True
         penalty = sampling.repetition_penalty
-        logits = torch.where(is_seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+        wide = logits.double()  # in float32 a penalty can be zero
+        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-_MAX_LOGIT, _MAX_LOGIT).float()
+        logits = torch.where(is_seen, penalized, logits)
         logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += bias

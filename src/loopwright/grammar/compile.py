@@ -38,7 +38,7 @@ _FAULTS = {
 }
 """What we say of faults for which llguidance shows what only it knows."""
 
-_MAX_TRIED_BYTES = 2_000_000  # of schemas that are compiled to find which part of one cannot be enforced
+_MAX_TRIED_BYTES = 400_000  # of schemas that are compiled to find which part of one cannot be enforced
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
@@ -76,7 +76,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
                 raise BadRequest("there is no grammar", field="grammar.source")
             return _started(LLMatcher.grammar_from_lark(read_lark(grammar.source, SCHEMA_OPTIONS)), vocabulary)
         case "choice":
-            return _started(LLMatcher.grammar_from_lark(_choice(grammar.source)), vocabulary)
+            return _started(LLMatcher.grammar_from_regex(_choice(grammar.source)), vocabulary)
     assert_never(grammar.kind)
 
 
@@ -149,7 +149,9 @@ def _choice(source: str) -> str:
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             raise BadRequest(f"choice {place} is not a string of at least one character", field="grammar.source")
-    return "start: " + " | ".join(f"/{_quoted(text)}/" for text in texts)
+    return (
+        f"(?:{'|'.join(map(_quoted, texts))})"  # as one lexeme: as rules of a grammar, so many are too many to follow
+    )
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,8 @@ to the letter: numbers that do not fit a double, counts of keys that may come tw
 
 import json
 from collections.abc import Callable, Iterator
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from math import floor, lcm
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -23,6 +24,7 @@ MAX_TOTAL_DEPTH = (
     4000  # of the document and of all that is referred to: llguidance recurses as deep, on its thread's stack
 )
 MAX_EXACT_INTEGER = 1 << 53  # llguidance computes with doubles
+MAX_MULTIPLE = 100_000_000  # from about 2^30 on, llguidance's arithmetic with multiples overflows
 MAX_COUNT = 1_000_000  # of characters, items or properties
 
 ANNOTATIONS = frozenset(
@@ -48,7 +50,7 @@ def read_schema(source: str) -> Schema:
     if not source.strip():
         raise schema_error("", "there is no schema")
     try:
-        value = json.loads(source, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        value = json.loads(source, parse_float=exact, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except ValueError as error:
         raise schema_error("", f"not JSON: {error}") from None
     except RecursionError:
@@ -57,7 +59,7 @@ def read_schema(source: str) -> Schema:
 
 
 def check_schema(value: object) -> Schema:
-    """The same for a schema that is decoded, with its fractions as Decimal."""
+    """The same for a schema that is decoded, its fractions with `exact`."""
     if not isinstance(value, dict):
         raise schema_error("", f"the schema is {_shown(value)}; it must be an object", _ANY_HINT)
     checker = _Checker(value)
@@ -68,8 +70,18 @@ def check_schema(value: object) -> Schema:
     checker.check_references()
     schemas = list(_inner_first(checked, ""))
     _check_total_depth(schemas, checker.targets)
+    _check_exclusive_bounds(schemas)
+    _check_multiples(schemas)
     _check_is_finite(schemas)
     return checked
+
+
+def exact(number: str) -> Decimal:
+    """A fraction as it is written. Raises ValueError."""
+    try:
+        return Decimal(number)
+    except InvalidOperation:
+        raise ValueError(f"the exponent of {number[:60]} is too large") from None
 
 
 def subschemas(schema: object, pointer: str) -> Iterator[tuple[str, object]]:
@@ -107,6 +119,8 @@ class _Checker:
             at = f"{pointer}/{_escaped(keyword)}"
             if keyword in ANNOTATIONS or (pointer == "" and self._is_identity(keyword, value, at)):
                 continue
+            if keyword == "prefixItems" and self._is_draft_7:
+                raise schema_error(at, "draft 7 has no prefixItems, and its items hold for all", "leave $schema out")
             if keyword in _APPLICATORS:
                 checked[keyword] = _APPLICATORS[keyword](self, value, at, depth)
             elif keyword in _VALUES:
@@ -157,6 +171,10 @@ class _Checker:
             raise schema_error(at, f"{_shown(value)} is not a reference into this document", "start it with '#/'")
         self._references.append((at, unquote(value[1:])))
         return value
+
+    @property
+    def _is_draft_7(self) -> bool:
+        return isinstance(self._root, dict) and str(self._root.get("$schema")).rstrip("#") == _DIALECTS[1]
 
     def _is_identity(self, keyword: str, value: object, at: str) -> bool:
         """Whether the keyword only says what this document is."""
@@ -252,6 +270,8 @@ def _constant(value: object, at: str, depth: int = 0) -> object:
             return {name: _constant(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
         case list():
             return [_constant(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
+        case str() if not _is_unicode(value):
+            raise schema_error(at, f"{_shown(value)} is not valid Unicode")
         case str() if any(map(is_unwritable, value)):
             raise schema_error(at, f"{_shown(value)} has control characters, which are never written")
         case bool() | None | str():
@@ -288,7 +308,8 @@ def _check_min_properties(checked: Schema, pointer: str) -> None:
     least, required = checked.get("minProperties", 0), checked.get("required", [])
     assert isinstance(least, int)
     assert isinstance(required, list)
-    if least > max(1, len(required)) and checked.get("additionalProperties", True) is not False:
+    are_listed = checked.get("additionalProperties", True) is False and not checked.get("patternProperties")
+    if least > max(1, len(required)) and not are_listed:
         raise schema_error(
             f"{pointer}/minProperties",
             f"{least} different keys cannot be enforced beyond the required ones",
@@ -300,8 +321,12 @@ def _check_name(name: str, at: str) -> None:
     # JSON can write such characters in several ways, and a name must be known again however it is written.
     if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 for character in name):
         raise schema_error(at, f"the name {name!r} has control characters")
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if not _is_unicode(name):
         raise schema_error(at, f"the name {name!r} is not valid Unicode")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
@@ -312,6 +337,40 @@ def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
     total = heights[""] + sum(heights.get(target, 0) for target in targets)
     if total > MAX_TOTAL_DEPTH:
         raise schema_error("", f"the schemas that are referred to are {total} deep together; at most {MAX_TOTAL_DEPTH}")
+
+
+def _check_exclusive_bounds(schemas: Schemas) -> None:
+    """Raises where llguidance could let a number equal an exclusive bound: a whole one, with another farther from 0
+    that lies less than 1 away. Schemas are laid over each other, so the two may stand anywhere."""
+    numbers = [(at, one) for at, one in schemas if isinstance(one, dict)]
+    for keyword, sign, others in (
+        ("exclusiveMinimum", 1, ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", -1, ("minimum", "exclusiveMinimum")),
+    ):
+        parts = {floor(sign * one[other]) for _, one in numbers for other in others
+                 if other in one and sign * one[other] % 1}  # fmt: skip
+        for at, one in numbers:
+            if keyword in one and sign * one[keyword] >= 0 and sign * one[keyword] in parts:
+                raise schema_error(
+                    f"{at}/{keyword}",
+                    f"{one[keyword]} cannot be enforced with another bound less than 1 away",
+                    "take a bound that the number may equal",
+                )
+
+
+def _check_multiples(schemas: Schemas) -> None:
+    """Raises for a multipleOf that llguidance cannot compute with, by itself or laid over others."""
+    objects = [(at, one) for at, one in schemas if isinstance(one, dict)]
+    found = [(f"{at}/multipleOf", exact(repr(one["multipleOf"]))) for at, one in objects if "multipleOf" in one]
+    are_laid_over = any(
+        "allOf" in one or len(one.keys() & {"anyOf", "oneOf", "$ref", "multipleOf"}) > 1 for _, one in objects
+    )
+    earlier: list[Decimal] = []
+    for at, number in found:
+        earlier = [*earlier, number] if are_laid_over else [number]
+        places = max(0, *(-int(one.normalize().as_tuple().exponent) for one in earlier))
+        if lcm(*(int(one.scaleb(places)) for one in earlier)) * 10**places > MAX_MULTIPLE:
+            raise schema_error(at, f"multiples of {number} have too many digits to be enforced exactly")
 
 
 _MAX_PASSES = 64
@@ -368,7 +427,7 @@ def _escaped(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 

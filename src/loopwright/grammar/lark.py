@@ -7,10 +7,9 @@ grammar are checked as schemas are.
 
 import json
 import re
-from decimal import Decimal
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.json_schema import check_schema
+from loopwright.grammar.json_schema import check_schema, exact
 
 _STRING = r'"(?:\\.|[^"\\\n])*"i?'
 _REGEX = r"/(?!/)(?:\\.|[^/\\\n])+/[imslux]*"
@@ -54,7 +53,7 @@ def _inline_schema(source: str, at: int) -> tuple[dict[str, object], int]:
     while source[start : start + 1].isspace():
         start += 1
     try:
-        value, end = json.JSONDecoder(parse_float=Decimal).raw_decode(source, start)
+        value, end = json.JSONDecoder(parse_float=exact).raw_decode(source, start)
         return check_schema(value), end
     except BadRequest as error:
         raise _error(source, start, error.message) from None

@@ -29,7 +29,7 @@ _MAYBE = {
 _ANY_CHARACTER = r"^\n\r\u2028\u2029"
 _UNWRITABLE = r"\x00-\x07\x0b\x0e-\x1f\x7f"  # no string of JSON holds these here: they would need a \u escape
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
+_QUANTIFIER = re.compile(r"[*+?]|\{([0-9]+)(,([0-9]*))?\}")
 _CODE_POINT = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
 
@@ -104,7 +104,7 @@ class _Reader:
         if found is None:
             return ""
         least, most = found[1], found[3] or found[1]
-        if least is not None and (len(most) > 5 or int(most) > MAX_REPEATS or int(least) > int(most)):
+        if least is not None and (max(len(least), len(most)) > 5 or int(most) > MAX_REPEATS or int(least) > int(most)):
             raise self._error(f"{found[0]} must rise and end at {MAX_REPEATS} at most", self.at)
         self.at = found.end()
         self._take("?")  # lazy: the same texts match

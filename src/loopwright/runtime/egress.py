@@ -24,12 +24,18 @@ class Egress:
         """As `HttpClient.request`."""
         if self._client is None:
             self._client = asyncio.create_task(asyncio.to_thread(_make_client))
+            self._client.add_done_callback(self._forget_if_failed)
         client = await asyncio.shield(self._client)
         return await client.request(call, permissions)
 
     async def close(self) -> None:
         if self._client is not None:
             await (await self._client).close()
+
+    def _forget_if_failed(self, made: "asyncio.Task[HttpClient]") -> None:
+        """What the machine lacked, say a file descriptor, it may have when the next request comes."""
+        if made.cancelled() or made.exception() is not None:
+            self._client = None
 
 
 def _make_client() -> "HttpClient":

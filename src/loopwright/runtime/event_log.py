@@ -12,6 +12,8 @@ from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
 from loopwright.core.ids import RunId
 
+MIN_EVENT_BYTES = 16  # what an event counts for at the least: an empty line takes memory too
+
 
 class EventLog:
     """Events of a run. What comes after the final one is dropped: the run is over for everybody.
@@ -30,16 +32,20 @@ class EventLog:
         self._add(Started(**self._stamp(), program=program, sandbox=sandbox, model=model, seed=seed))
 
     def text(self, text: str) -> None:
-        self._count(len(text))
+        self._count(_num_bytes(text))
         self._add(Text(**self._stamp(), text=text))
 
     def log(self, stream: str, line: str) -> None:
-        self._count(len(line))
+        self._count(_num_bytes(line))
         self._add(Log(**self._stamp(), line=line, stream=stream))
 
     def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
         self._count(num_bytes)
         self._add(Emit(**self._stamp(), value=value))
+
+    def check_result(self, num_bytes: int) -> None:
+        """Raises LimitExceeded when a result of that size would pass the limit."""
+        self._count(num_bytes)
 
     def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
         """Writes the final event; the first call counts, later ones change nothing."""
@@ -55,20 +61,22 @@ class EventLog:
         return len(self._events)
 
     async def follow(self, after: int = -1) -> AsyncIterator[Event]:
-        """Events with seq > after, as they come, up to and including the final one."""
+        """Events with seq > after, as they come, up to and including the final one, which comes whatever `after` is: it
+        is how a follower knows that the run is over."""
         news = asyncio.Event()
         self._followers.add(news)
         try:
             place = max(after + 1, 0)
-            while True:
+            while (final := self.final) is None or place < len(self._events):
                 news.clear()
                 for event in self._events[place:]:
                     place += 1
                     yield event
-                if self.final is not None and place >= len(self._events):
-                    return
-                if place >= len(self._events):
+                    if isinstance(event, Finished):
+                        return
+                if self.final is None:
                     await news.wait()
+            yield final
         finally:
             self._followers.discard(news)
 
@@ -76,7 +84,7 @@ class EventLog:
         return {"run": self.run_id, "seq": len(self._events), "time_s": self._clock.wall_s()}
 
     def _count(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
+        self._num_bytes += max(num_bytes, MIN_EVENT_BYTES)
         if self._num_bytes > self._max_bytes:
             raise LimitExceeded(
                 f"the run's output has {self._num_bytes} bytes; its limit is {self._max_bytes}",
@@ -88,3 +96,7 @@ class EventLog:
             self._events.append(event)
             for news in self._followers:
                 news.set()
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

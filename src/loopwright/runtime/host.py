@@ -12,35 +12,26 @@ from typing import Any
 import msgspec
 
 from loopwright.core import host_calls as calls
+from loopwright.core.call_table import require_traits
+from loopwright.core.calls import WatchCall
 from loopwright.core.control import Session
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError
-from loopwright.core.ids import CallId, RunId
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.ids import CallId
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
+from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.segment_text import SegmentText
-from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.stream import detokenize
-from loopwright.text.tokenizer import Tokenizer
 
 MAX_CHARS_ON_LOOP = 8192
 """Text that is tokenized on the event loop's thread: two milliseconds' worth."""
 
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """The text side of a model."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
 
 
 @dataclass(slots=True)
@@ -60,18 +51,16 @@ class Host:
     def __init__(
         self,
         *,
-        run_id: RunId,
-        seed: int,
+        run: facts.RunFacts,
         session: Session,
-        model: ModelText,
+        model: facts.ModelText,
         egress: Egress,
         events: EventLog,
         permissions: Permissions,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
     ) -> None:
-        self._run_id = run_id
-        self._seed = seed
+        self._run = run
         self._session = session
         self._model = model
         self._egress = egress
@@ -116,6 +105,8 @@ class Host:
         try:
             call = self._decode_call(op)
             wants_answer = call.answer
+            if isinstance(call, calls.HostCall):  # what control answers it refuses itself, in the order of the queue
+                require_traits(call, self._model.info)
             self._dispatch(handle, call)
         except LoopwrightError as error:
             self._answer_error(handle, error, wants_answer)
@@ -143,19 +134,23 @@ class Host:
     def _decode_call(self, op: str) -> calls.ProgramCall:
         if len(op) > self._limits.max_message_bytes:
             raise LimitExceeded(f"a call has {len(op)} characters; the limit is {self._limits.max_message_bytes}")
-        if len(self._open) >= self._limits.max_open_calls:
-            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
         try:
-            return _decode(op.encode())
+            call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
             raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
+        is_release = isinstance(call, calls.Interrupt | calls.Cancel | WatchCall)  # what makes room needs none
+        if len(self._open) >= self._limits.max_open_calls and not is_release:
+            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
+        return call
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
         match call:
-            case calls.Describe():
-                self._answer(handle, call, self._describe(call))
+            case calls.Describe() | calls.Models() | calls.Adapters() | calls.EmbedsNeeded():
+                self._answer(handle, call, facts.answer(call, self._run, self._model))
+            case calls.Vocabulary():
+                self._spawn(handle, call, lambda: asyncio.to_thread(facts.vocabulary, self._model))
             case calls.Tokenize():
                 self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
             case calls.Detokenize():
@@ -166,12 +161,9 @@ class Host:
             case calls.Segment():
                 self._begin_segment(handle, call)
             case calls.HttpRequest():
-                self._spawn(handle, call, self._egress.request(call, self._permissions))
-            case calls.EmitValue():
-                self._tell(lambda: self._events.emit(call.value, len(_encode(call.value))))
-                self._answer(handle, call, Done())
-            case calls.EmitText():
-                self._tell(lambda: self._events.text(call.text))
+                self._spawn(handle, call, lambda: self._egress.request(call, self._permissions))
+            case calls.EmitValue() | calls.EmitText():
+                self._emit(call)
                 self._answer(handle, call, Done())
             case calls.Interrupt() | calls.Cancel():
                 self._stop_call(call.handle)
@@ -180,6 +172,12 @@ class Host:
                 self._open[handle] = OpenCall(wants_answer=call.answer)
                 self._session.submit(CallId(handle), call)
 
+    def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
+        if isinstance(call, calls.EmitValue):
+            self._tell(lambda: self._events.emit(call.value, len(_encode(call.value))))
+        else:
+            self._tell(lambda: self._events.text(call.text))
+
     def _answer_text(
         self, handle: int, call: calls.Tokenize | calls.RenderChat, num_chars: int, work: Callable[[], object]
     ) -> None:
@@ -187,12 +185,7 @@ class Host:
         if num_chars <= MAX_CHARS_ON_LOOP:
             self._answer(handle, call, work())
         else:
-            self._spawn(handle, call, asyncio.to_thread(work))
-
-    def _describe(self, call: calls.Describe) -> dict[str, Any]:
-        if call.model not in ("", self._model.info.name):
-            raise BadRequest(f"no model {call.model!r}; this server has {self._model.info.name!r}", field="model")
-        return {"run": self._run_id, "seed": self._seed, "model": self._model.info}
+            self._spawn(handle, call, lambda: asyncio.to_thread(work))
 
     def _tokenize(self, call: calls.Tokenize) -> list[int]:
         tokenizer = self._model.tokenizer
@@ -223,14 +216,16 @@ class Host:
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         self._session.submit(CallId(handle), generate)
 
-    def _spawn(self, handle: int, call: calls.RuntimeCall, work: Coroutine[Any, Any, Any]) -> None:
-        self._open[handle] = OpenCall(
-            task=self._tasks.create_task(self._finish_work(handle, call, work)), wants_answer=call.answer
-        )
+    def _spawn(self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        task = self._tasks.create_task(self._finish_work(handle, call, work))
+        task.add_done_callback(lambda _: self._open.pop(handle, None))  # also when it is cancelled before it began
+        self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
 
-    async def _finish_work(self, handle: int, call: calls.RuntimeCall, work: Coroutine[Any, Any, Any]) -> None:
+    async def _finish_work(
+        self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
         try:
-            payload = await work
+            payload = await work()
         except LoopwrightError as error:
             self._answer_error(handle, error, call.answer)
         except Exception as error:  # noqa: BLE001 (the boundary of the run: a fault here is ours, and must not pass)
@@ -238,12 +233,13 @@ class Host:
         else:
             self._answer(handle, call, payload)
         finally:
-            self._open.pop(handle, None)
+            self._open.pop(handle, None)  # before the program hears of it again: it may be at its limit
 
     def _stop_call(self, handle: int) -> None:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
+            del self._open[handle]  # at once: the program may issue others before the task hears of it
         elif call is not None:
             self._session.interrupt(CallId(handle))
 

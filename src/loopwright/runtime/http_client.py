@@ -12,6 +12,7 @@ from loopwright.core.host_calls import HttpRequest
 from loopwright.runtime.permissions import Permissions
 
 MAX_BODY_BYTES = 4 << 20
+MAX_PORT = 65535
 
 
 class HttpClient:
@@ -53,7 +54,10 @@ def _permitted_url(text: str, permissions: Permissions) -> httpx.URL:
         raise BadRequest(f"{text[:200]!r} is not a URL: {error}", field="url") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise BadRequest(f"{text[:200]!r} is not an http or https URL", field="url")
-    permissions.check_http(url.host, url.port or (443 if url.scheme == "https" else 80))
+    port = url.port if url.port is not None else 443 if url.scheme == "https" else 80
+    if not 0 < port <= MAX_PORT:
+        raise BadRequest(f"{text[:200]!r} is not a URL: there is no port {port}", field="url")
+    permissions.check_http(url.host, port)
     return url
 
 

@@ -33,7 +33,8 @@ from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.host import Host, ModelText
+from loopwright.runtime.facts import ModelText, RunFacts
+from loopwright.runtime.host import Host
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
@@ -197,7 +198,9 @@ class Launcher:
         deadline = asyncio.timeout(run.limits.seconds)
         try:
             async with deadline:
-                return msgspec.json.decode(await self._execute_in_sandbox(run))
+                result = await self._execute_in_sandbox(run)
+                run.events.check_result(len(result))
+                return msgspec.json.decode(result)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -211,8 +214,7 @@ class Launcher:
         session = self._control.open(run.run_id, limits)
         try:
             async with Host(
-                run_id=run.run_id,
-                seed=run.seed,
+                run=RunFacts(run.run_id, run.seed, run.arguments),
                 session=session,
                 model=self._model,
                 egress=self._egress,

@@ -76,11 +76,15 @@ def read_program(source: str, filename: str) -> Program:
         raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")
     tree = _parse(source, filename)
     main = _find_main(tree, filename)
+    try:
+        parameters = _parameters(main, filename)
+    except RecursionError:  # what the parser just bears is too deep for the rest
+        raise ProgramRejected(f"{filename}, line {main.lineno}: the parameters of main are nested too deeply") from None
     return Program(
         source=source,
         filename=filename,
-        description=(ast.get_docstring(tree) or ast.get_docstring(main) or "").partition("\n")[0],
-        parameters=_parameters(main, filename),
+        description=_first_line(ast.get_docstring(tree) or ast.get_docstring(main) or ""),
+        parameters=parameters,
         metadata=_metadata(source, filename),
     )
 
@@ -111,6 +115,11 @@ def _find_main(tree: ast.Module, filename: str) -> ast.AsyncFunctionDef:
     if not isinstance(main, ast.AsyncFunctionDef):
         raise ProgramRejected(f"{filename}, line {main.lineno}: main is not async", hint="write `async def main(...)`")
     return main
+
+
+def _first_line(text: str) -> str:
+    """Without half a surrogate pair, which an escape can write and no message between processes holds."""
+    return text.partition("\n")[0].encode(errors="replace").decode()
 
 
 def _parameters(main: ast.AsyncFunctionDef, filename: str) -> tuple[Parameter, ...]:
@@ -151,10 +160,10 @@ def _metadata(source: str, filename: str) -> Metadata:
     text = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
     try:
         return msgspec.convert(tomllib.loads(text), Metadata)
-    except tomllib.TOMLDecodeError as error:
-        raise ProgramRejected(f"{filename}: the metadata block is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ProgramRejected(f"{filename}: metadata: {error}") from None
+    except (ValueError, RecursionError) as error:  # tomllib's own, a number of 5000 digits, absurd nesting
+        raise ProgramRejected(f"{filename}: the metadata block is not TOML: {error}") from None
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -24,7 +24,7 @@ class ProgramStore:
         self._programs: dict[str, Program] = {}
         for path in sorted(directory.glob("*.py")) if directory is not None and directory.is_dir() else ():
             with contextlib.suppress(ProgramRejected, OSError, UnicodeDecodeError):  # a file that somebody else spoilt
-                self._programs[path.stem] = read_program(path.read_text(), path.name)
+                self._programs[path.stem] = read_program(path.read_text(encoding="utf-8"), path.name)
 
     def put(self, name: str, source: str, filename: str) -> Program:
         """Checks and keeps a program; replaces one of that name."""
@@ -61,7 +61,7 @@ def _write_whole(directory: Path, filename: str, text: str) -> None:
     part: str | None = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".part", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=directory, suffix=".part", delete=False) as file:
             part = file.name
             file.write(text)
         os.replace(part, directory / filename)

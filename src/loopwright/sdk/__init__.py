@@ -14,33 +14,42 @@ from loopwright.sdk.errors import (
     LimitExceeded,
     LoopwrightError,
     ModelLacksTrait,
+    NotFound,
     OutOfPages,
     PermissionDenied,
     Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
-from loopwright.sdk.model import Model, detokenize, model, tokenize
+from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
-from loopwright.sdk.turn import Chunk, Turn, Verified
+from loopwright.sdk.run_facts import RunFacts, run_facts
+from loopwright.sdk.turn import Chunk, Score, Turn, Verified
+from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
 
 __all__ = [
+    "Approximate",
     "BadRequest",
     "BoundaryHit",
+    "Cause",
     "Chunk",
     "Context",
     "ContextTooLong",
     "DeadlineExceeded",
     "Distribution",
+    "Exact",
     "Grammar",
     "LimitExceeded",
     "LoopwrightError",
     "Model",
     "ModelLacksTrait",
+    "NotFound",
     "OutOfPages",
     "PermissionDenied",
     "Queue",
+    "RunFacts",
+    "Score",
     "Turn",
     "Untraceable",
     "Verified",
@@ -58,8 +67,12 @@ __all__ = [
     "lark",
     "log",
     "model",
+    "models",
+    "prompt_template",
     "regex",
     "resources",
+    "run_facts",
     "tensor",
     "tokenize",
+    "vocabulary",
 ]

@@ -45,6 +45,10 @@ class Distribution:
         """The token's log-probability, or None when it is not listed."""
         return next((logprob for one, logprob in self if one == token), None)
 
+    def listed(self, token: int) -> float:
+        """The log-probability of a token that is listed."""
+        return self.logprobs[self.ids.index(token)]
+
     def probabilities(self, max_tv: float = 0.0) -> dict[int, float]:
         """The listed tokens' probabilities, scaled to sum to 1.
 

@@ -1,7 +1,12 @@
-"""The model a program runs beside: what it is, and its tokenizer. Never runs it. Used by programs directly."""
+"""The models of the server: what they are, and the tokenizer of the program's own. Never runs one. Used by programs."""
 
+from array import array
+from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from sys import byteorder
+from typing import Any
 
 from loopwright.sdk import resources
 from loopwright.sdk.run_state import run_state
@@ -9,29 +14,47 @@ from loopwright.sdk.run_state import run_state
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Facts about the model. Sizes in tokens."""
+    """Facts about a model. Sizes in tokens."""
 
     name: str
-    traits: tuple[str, ...]
+    traits: tuple[str, ...]  # groups of calls that it can do; docs/calls.md lists them
     vocab_size: int
     max_context: int
     page_size: int
     eos_ids: tuple[int, ...]  # tokens that end a turn
     exactness: str  # reference, deterministic or fast
+    description: str
+    version: str  # changes when an answer could: quantization and weights
+    license: str
+    service_id: int  # which of the server's engines runs it
 
 
-async def model() -> Model:
-    """The model that this program's contexts use."""
-    data = (await run_state().description())["model"]
-    return Model(
-        name=data["name"],
-        traits=tuple(data["traits"]),
-        vocab_size=data["vocab_size"],
-        max_context=data["max_context"],
-        page_size=data["page_size"],
-        eos_ids=tuple(data["eos_ids"]),
-        exactness=data["exactness"],
-    )
+async def model(name: str = "") -> Model:
+    """A model of the server; without a name the one that this program's contexts use. Raises NotFound."""
+    if name:
+        return _model((await resources.describe(model=name))["model"])
+    return _model((await run_state().description())["model"])
+
+
+async def models(*, traits: Sequence[str] = ()) -> list[Model]:
+    """The models of the server that have all of `traits`."""
+    return [_model(data) for data in (await resources.models(traits=traits))["models"]]
+
+
+async def prompt_template() -> str:
+    """The model's chat template, in Jinja; "" if it has none."""
+    template: str = (await resources.describe(include=["prompt_template"]))["prompt_template"]
+    return template
+
+
+async def vocabulary() -> list[bytes]:
+    """What each token id adds to a text; b"" for control tokens."""
+    data = await resources.vocabulary()
+    lengths = array("H", b64decode(data["lengths"]))
+    if byteorder == "big":
+        lengths.byteswap()
+    text = b64decode(data["bytes"])
+    return [text[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
 async def tokenize(text: str) -> list[int]:
@@ -44,3 +67,8 @@ async def detokenize(tokens: Sequence[int]) -> str:
     """The text of token ids; control tokens have none, and a character cut at the end is left out."""
     text: str = (await resources.detokenize(tokens))["text"]
     return text
+
+
+def _model(data: dict[str, Any]) -> Model:
+    known: dict[str, Any] = {field.name: data[field.name] for field in fields(Model)}
+    return Model(**{**known, "traits": tuple(known["traits"]), "eos_ids": tuple(known["eos_ids"])})

@@ -5,11 +5,12 @@ future: issue, completion and observation are three different times.
 """
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from loopwright.sdk.port import Operation, Port, Stream, current_port
-from loopwright.sdk.run_state import run_state
+from loopwright.sdk.run_state import RunState, run_state
 
 Payload = dict[str, Any]
 Answer: TypeAlias = asyncio.Future[Payload]
@@ -21,8 +22,23 @@ class Queue:
 
     def __init__(self, *, priority: int = 0, model: str = "") -> None:
         self._port: Port = current_port()
+        self._priority = priority
         self.name = run_state().take_names()
         self._port.post({"op": "create_queue", "queue": self.name, "priority": priority, "model": model})
+
+    @classmethod
+    def of_context(cls, priority: int) -> "Queue":
+        """One that a closed context left, or a new one: a run may have so many, and they end with it."""
+        idle = run_state().idle_queues.get(priority)
+        if not idle:
+            return cls(priority=priority)
+        queue = cls.__new__(cls)
+        queue._port, queue._priority, queue.name = current_port(), priority, idle.pop()
+        return queue
+
+    def leave(self, state: RunState) -> None:
+        """Leaves the queue, on which nothing runs or failed, to the next context."""
+        state.idle_queues.setdefault(self._priority, []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """Issues any call of the ABI on this queue; fields that are None are left out."""
@@ -36,6 +52,14 @@ class Queue:
     def is_over(self) -> bool:
         """Whether the run has ended, so that nothing can be issued any more."""
         return self._port.is_closed
+
+    def set_priority(self, priority: int) -> Answer:
+        """-1 low, 0 normal, 1 high: at once, also for calls that wait already."""
+        return self.issue("set_priority", priority=priority)
+
+    def debug_query(self) -> Answer:
+        """What the run holds, and this queue's open calls."""
+        return self.issue("debug_query")
 
     def synchronize(self) -> Answer:
         """Completes when every earlier call has."""
@@ -54,6 +78,30 @@ class Queue:
     def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> Answer:
         return self.issue("share_pages", sources=sources, targets=targets)
 
+    def export_pages(
+        self,
+        name: str,
+        pages: Sequence[int],
+        *,
+        positions: Sequence[int],
+        tokens: Sequence[int] = (),
+        persistent: bool = False,
+    ) -> Answer:
+        """Lends pages that hold the KV of tokens at `positions` to other runs, until this run ends or they are
+        unexported; if `persistent`, until they are unexported."""
+        return self.issue(
+            "export_pages", name=name, pages=pages, positions=positions, tokens=tokens, persistent=persistent
+        )
+
+    def unexport_pages(self, name: str) -> Answer:
+        """Ends an export; who has imported the pages keeps them."""
+        return self.issue("unexport_pages", name=name)
+
+    def import_pages(self, name: str, pages: Sequence[int]) -> Answer:
+        """Binds `pages` to what is exported: {kv_len, num_pages, positions, tokens}. They can be read and shared; to
+        write on, copy the partly filled tail."""
+        return self.issue("import_pages", name=name, pages=pages)
+
     def copy_page(
         self, source: int, target: int, *, source_offset: int = 0, target_offset: int = 0, size: int
     ) -> Answer:
@@ -70,6 +118,10 @@ class Queue:
     def shift_kv(self, pages: Sequence[int], delta: int, *, start: int = 0, size: int) -> Answer:
         """Moves cached tokens start … start + size - 1 of the pages to positions `delta` higher."""
         return self.issue("shift_kv", pages=pages, start=start, size=size, delta=delta)
+
+    def mask_page(self, page: int, keep: Sequence[bool]) -> Answer:
+        """Says of each token of a page whether forwards that are issued from now on and name the page so may see it."""
+        return self.issue("mask_page", page=page, keep=[bool(one) for one in keep])
 
     def allocate_embeds(self, embeds: Sequence[int]) -> Answer:
         return self.issue("allocate_embeds", embeds=embeds)
@@ -90,6 +142,30 @@ class Queue:
     ) -> Answer:
         return self.issue("forward", pages=pages, kv_len=kv_len, inputs=inputs, outputs=outputs, mask=mask)
 
+    def forward_with_adapter(
+        self,
+        adapter: str,
+        pages: Sequence[int],
+        kv_len: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int] = (),
+        mask: Sequence[Sequence[int]] | None = None,
+    ) -> Answer:
+        """As forward, through an adapter's weights."""
+        return self.issue(
+            "forward_with_adapter",
+            adapter=adapter,
+            pages=pages,
+            kv_len=kv_len,
+            inputs=inputs,
+            outputs=outputs,
+            mask=mask,
+        )
+
+    def embed_image(self, image: bytes, positions: Sequence[int], embeds: Sequence[int]) -> Answer:
+        """Fills as many embeds as `embeds_needed` says."""
+        return self.issue("embed_image", image=_base64(image), positions=positions, embeds=embeds)
+
     def next_distribution(self, embed: int, *, k: int = 256, **request: Any) -> Answer:  # noqa: ANN401 (JSON)
         """Fields of `request` as in the ABI's distribution request."""
         return self.issue("next_distribution", embed=embed, request={"k": k, **request})
@@ -107,7 +183,44 @@ class Queue:
         return self._port.stream({"op": "segment", "generate": inner, "emit": emit, "stream": stream})
 
     def _operation(self, op: str, fields: Payload) -> Operation:
-        return {"op": op, "queue": self.name, **{name: value for name, value in fields.items() if value is not None}}
+        given = {name: value for name, value in fields.items() if value is not None}
+        ranges = {name: list(value) for name, value in given.items() if isinstance(value, range)}  # JSON has none
+        return {"op": op, "queue": self.name, **given, **ranges}
+
+
+def describe(*, model: str = "", include: Sequence[str] = ()) -> Answer:
+    """{run, version, seed, model}; with `include` also "arguments" or "prompt_template"."""
+    return current_port().issue({"op": "describe", "model": model, "include": include})
+
+
+def models(*, traits: Sequence[str] = ()) -> Answer:
+    """{models}: those that have all of `traits`."""
+    return current_port().issue({"op": "models", "traits": traits})
+
+
+def exported_pages(prefix: str = "") -> Answer:
+    """{exports}: those whose names begin with `prefix`, each {name, kv_len, num_pages, persistent}."""
+    return current_port().issue({"op": "exported_pages", "prefix": prefix})
+
+
+def debug_query() -> Answer:
+    """What the run holds, and its queues with their open calls."""
+    return current_port().issue({"op": "debug_query"})
+
+
+def adapters() -> Answer:
+    """{adapters}: the names that forward_with_adapter takes."""
+    return current_port().issue({"op": "adapters"})
+
+
+def embeds_needed(image: bytes) -> Answer:
+    """{num_embeds} that embed_image fills for an image."""
+    return current_port().issue({"op": "embeds_needed", "image": _base64(image)})
+
+
+def vocabulary() -> Answer:
+    """{bytes, lengths}, both base64: what each token id adds to a text."""
+    return current_port().issue({"op": "vocabulary"})
 
 
 def tokenize(text: str, *, starts_context: bool = False) -> Answer:
@@ -133,3 +246,7 @@ def render_chat(
             "add_generation_prompt": add_generation_prompt,
         }
     )
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()

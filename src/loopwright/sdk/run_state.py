@@ -17,6 +17,7 @@ class RunState:
         self._port = port
         self._next_name = 1
         self._num_contexts = 0
+        self.idle_queues: dict[int, list[int]] = {}  # names by priority: what closed contexts left
         self._description: asyncio.Future[dict[str, Any]] | None = None
 
     def take_names(self, count: int = 1) -> int:

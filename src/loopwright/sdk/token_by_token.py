@@ -6,13 +6,15 @@ of the engine running the same function.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.resources import detokenize
 from loopwright.sdk.tensor import Filled, Tensor, running_in, stop_running
-from loopwright.sdk.tracing import Sampler, State, outcome_of
+from loopwright.sdk.token_log import TokenLog
+from loopwright.sdk.tracing import Sampler, outcome_of
 from loopwright.sdk.turn import Turn
 
 OPTIONS = ("max_tokens", "ignore_eos", "temperature", "seed", "allowed")
@@ -20,25 +22,6 @@ OPTIONS = ("max_tokens", "ignore_eos", "temperature", "seed", "allowed")
 
 _INFINITY = float("inf")
 _MASK_64 = (1 << 64) - 1
-
-
-class LoopContext(Protocol):
-    """The part of a Context that the loop works on; the Context has made itself busy for it."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-
-    async def run_prompt(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Takes in what was appended; the model's description, and the context's sampling fields."""
-        ...
-
-    async def next_logits(self) -> Distribution:
-        """Of the next token: the most probable one, and all logits."""
-        ...
-
-    def write(self, tokens: Sequence[int], text: str) -> None:
-        """Adds what the model wrote: tokens one by one, their text once at the end."""
-        ...
 
 
 class Eager:
@@ -107,23 +90,25 @@ def run_eagerly(
 
 
 async def generate_token_by_token(
-    context: LoopContext, function: Sampler, state: State, options: dict[str, Any]
+    log: TokenLog, kv: ContextKv, model: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Turn:
-    """What `generate` gives, with a sampler that Python runs. Raises BadRequest for an option that it cannot honour."""
-    for name in sorted(options.keys() - set(OPTIONS)):
+    """What `generate` gives, with a sampler that Python runs. The options are those of `generate`, with a seed. Raises
+    BadRequest for one that it cannot honour."""
+    for name in sorted(options.keys() - {"sampler", "state", *OPTIONS}):
         raise BadRequest(
             f"{name}: a sampler that runs token by token does not honour it; it takes {', '.join(OPTIONS)}", field=name
         )
-    model, sampling = await context.run_prompt()
-    seed, allowed = options.get("seed", sampling["seed"]), options.get("allowed")
+    seed, allowed = options["seed"], options.get("allowed")
+    function: Sampler = options["sampler"]
+    carried: Mapping[str, Any] = dict(options.get("state") or {})
     ends = () if options.get("ignore_eos") else tuple(model["eos_ids"])
     max_context, max_tokens = model["max_context"], options.get("max_tokens", 256)
-    num_before, tokens, logprobs, reason = len(context.tokens), list[int](), list[float](), "length"
-    carried: Mapping[str, Any] = dict(state)
+    num_before, tokens, logprobs, reason = len(log), list[int](), list[float](), "length"
     while reason == "length" and len(tokens) < (max_tokens or max_context):
         if tokens and num_before + len(tokens) >= max_context:
             break
-        dist, position = await context.next_logits(), num_before + len(tokens)
+        payload = await kv.ask([], distributions=[{"k": 1, "logits": True}])
+        dist, position = Distribution(payload["distributions"][0]), num_before + len(tokens)
         logits = list(dist.logits or ())
         scores = logits if allowed is None else _masked(logits, allowed)
         result, carried = run_eagerly(function, carried, scores, seed, position)
@@ -133,10 +118,10 @@ async def generate_token_by_token(
         if token in ends:
             reason = "stop_token"
         else:
-            context.write([token], "")
+            log.extend_written([token])
     num_kept = len(tokens) - (reason == "stop_token")
     text = (await detokenize(tokens[:num_kept]))["text"] if num_kept else ""
-    context.write((), text)
+    log.transcript.write(text)
     return Turn(
         text=text,
         tokens=tuple(tokens),

@@ -3,6 +3,7 @@
 Returned by Context.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -66,6 +67,19 @@ class Verified:
     @classmethod
     def from_payload(cls, payload: dict[str, Any]) -> "Verified":
         return cls(tuple(payload["tokens"]), tuple(payload["logprobs"]), payload["logprob_kind"], top_logprobs(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the model thinks of a candidate: its `tokens` and the log-probability of each after those before it."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole candidate."""
+        return math.fsum(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ Returned by Context.watch.
 """
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from loopwright.sdk.errors import LoopwrightError
-from loopwright.sdk.port import Stream
+from loopwright.sdk.segment import Segment
 from loopwright.sdk.turn import TopLogprobs, Turn, top_logprobs
+from loopwright.sdk.turnstile import Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,57 +24,58 @@ class WatchedToken:
     top_logprobs: TopLogprobs = ()
 
 
-class Source(Protocol):
-    """Begins and ends the segment; the Context implements it."""
-
-    async def begin(self) -> Stream: ...
-
-    async def end(self) -> Turn: ...
-
-    def leave(self) -> None: ...
-
-
 class Watched:
     """An asynchronous context manager, and in it an iterator over tokens.
 
     Asking for a token says that those before it stand. `veto` takes back the last one instead, and the model goes on
     from there. `turn` is there after the block: the segment as if it had run token by token. Leaving the block early
-    keeps the tokens that were looked at."""
+    keeps the tokens that were looked at. The context is busy for as long as the block lasts."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._parts: Stream | None = None
+    def __init__(
+        self,
+        turnstile: Turnstile,
+        begin: Callable[[], Awaitable[Segment]],
+        end: Callable[[Segment], Awaitable[Turn]],
+    ) -> None:
+        self._turnstile = turnstile
+        self._begin, self._end = begin, end
+        self._segment: Segment | None = None
         self._ahead: deque[WatchedToken] = deque()  # came, and was not looked at
         self._num_seen = self._num_acknowledged = self._num_vetoes = 0
         self.turn: Turn | None = None
 
     async def __aenter__(self) -> "Watched":
-        self._parts = await self._source.begin()
+        self._turnstile.__enter__()
+        try:
+            self._segment = await self._begin()
+        except BaseException:
+            self._turnstile.__exit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        assert self._parts is not None
+        assert self._segment is not None
         try:
             if self.turn is None:
                 self._acknowledge()
-                self._parts.interrupt()
-                self.turn = await self._source.end()
+                self._segment.interrupt()
+                self.turn = await self._end(self._segment)
         finally:
-            self._source.leave()
+            self._turnstile.__exit__()
 
     def __aiter__(self) -> "Watched":
         return self
 
     async def __anext__(self) -> WatchedToken:
-        if self._parts is None:
+        if self._segment is None:
             raise LoopwrightError("a watched segment begins in its block: async with ctx.watch(...) as watched")
         if self.turn is not None:
             raise StopAsyncIteration
         while not self._ahead:
             self._acknowledge()  # before waiting: or it might wait for us
-            part = await self._parts.next_part()
+            part = await self._segment.parts.next_part()
             if part is None:
-                self.turn = await self._source.end()
+                self.turn = await self._end(self._segment)
                 raise StopAsyncIteration
             self._take(part)
         if len(self._ahead) <= self._num_seen - self._num_acknowledged:
@@ -83,18 +86,18 @@ class Watched:
     def veto(self, *, ban: bool = True) -> None:
         """Takes back the last token that was looked at. With `ban` another one will come in its place; without, the
         same draw is made again."""
-        if self._parts is None or self._num_seen == self._num_acknowledged:
+        if self._segment is None or self._num_seen == self._num_acknowledged:
             raise LoopwrightError("there is no token to veto: each is looked at first, and vetoed before the next")
         self._num_seen -= 1
         self._num_acknowledged = self._num_seen  # a veto says so
         self._num_vetoes += 1
         self._ahead.clear()
-        self._parts.tell("veto", index=self._num_seen, ban=ban)
+        self._segment.parts.tell("veto", index=self._num_seen, ban=ban)
 
     def _acknowledge(self) -> None:
-        assert self._parts is not None
+        assert self._segment is not None
         if self._num_seen > self._num_acknowledged:
-            self._parts.tell("acknowledge", num_tokens=self._num_seen)
+            self._segment.parts.tell("acknowledge", num_tokens=self._num_seen)
             self._num_acknowledged = self._num_seen
 
     def _take(self, part: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from loopwright.server.chat_routes import ChatRoutes
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.program_routes import ProgramRoutes
+from loopwright.server.stopping import EndsWhenStopped
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,10 +43,12 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         Route("/v1/runs/{run}/events", programs.events, methods=["GET"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    hosts = allowed_hosts(host)
+    middleware = [Middleware(EndsWhenStopped)]
+    if (hosts := allowed_hosts(host)) is not None:
+        middleware.append(Middleware(HostCheck, hosts))
     return FastAPI(
         routes=routes,
-        middleware=[Middleware(HostCheck, hosts)] if hosts is not None else [],
+        middleware=middleware,
         exception_handlers={
             LoopwrightError: errors.on_loopwright_error,
             HTTPException: errors.on_http_exception,

@@ -15,6 +15,7 @@ from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import Parameter, ProgramInfo, RunSpec
 
 PROGRAM_PREFIX = "program:"
+MAX_TOKEN_DIGITS = 18
 
 HONOURED_VALUES: Mapping[str, Sequence[object]] = {
     "n": (1,),
@@ -215,8 +216,8 @@ def _read_options(body: ChatBody) -> dict[str, Any]:
         "logit_bias": body.logit_bias,
     }
     for token in body.logit_bias or {}:
-        if not (token.isascii() and token.isdecimal()):
-            raise BadRequest(f"logit_bias: {token!r} is no token id", field="logit_bias")
+        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
+            raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from loopwright.core.errors import BadRequest, Unavailable
 
 GRACE_S = 5  # how long requests under way may go on after the word to stop
+END_S = 2  # how long a client may take to read that it was ended
 BACKLOG = 2048
 MAX_PORT = 65535
 
@@ -76,11 +77,16 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    """Requests that outlived the grace: each still has its run to cancel."""
+    """Requests that outlived the grace: each still has its run to cancel, and an end to tell its client."""
     remaining = list(tasks)
     for task in remaining:
-        task.cancel()
-    await asyncio.gather(*remaining, return_exceptions=True)
+        if not task.cancelling():  # uvicorn may have done it: a second time would cut the ending short
+            task.cancel()
+    if remaining:
+        _, deaf = await asyncio.wait(remaining, timeout=END_S)
+        for task in deaf:  # its client reads nothing, not even the end
+            task.cancel()
+        await asyncio.gather(*remaining, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):

@@ -17,6 +17,8 @@ from loopwright.server.errors import json_response, status_of
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.sse import SseResponse, sse_event
 
+MAX_SEQ = 2**53  # more than a run has events, and still a number to every peer
+
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
@@ -129,6 +131,6 @@ def _accepts_events(request: Request) -> bool:
 
 def _read_after(text: str) -> int:
     try:
-        return int(text)
+        return min(int(text), MAX_SEQ)
     except ValueError:
-        raise BadRequest(f"after: {text!r} is not a number", field="after") from None
+        raise BadRequest(f"after: {text[:50]!r} is not a number", field="after") from None

@@ -17,6 +17,8 @@ from loopwright.server.errors import openai_error
 from loopwright.server.json_text import encode_json
 from loopwright.server.live_run import LiveRun
 
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
 Chunks = Callable[[LiveRun], AsyncGenerator[bytes]]
 
 
@@ -64,7 +66,7 @@ async def _send_body(send: Send, body: bytes) -> None:
 
 def _headers(run: LiveRun) -> list[tuple[bytes, bytes]]:
     return [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"content-type", EVENT_STREAM),
         (b"cache-control", b"no-store"),
         (b"x-accel-buffering", b"no"),  # proxies that know it pass each chunk on at once
         (b"x-run-id", run.run_id.encode()),

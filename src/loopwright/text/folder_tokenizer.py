@@ -21,6 +21,7 @@ from loopwright.text.tokenizer import TURN_MARKS, Before, LibraryEncoder, Tokeni
 
 _Part = dict[str, Any]  # a normalizer, pre-tokenizer or decoder, as tokenizer.json writes it
 
+_MAX_VOCAB_SIZE = 1 << 24  # beyond it the engine refuses the model
 _CHILDREN = ("normalizers", "pretokenizers", "decoders")  # where a Sequence of one of the three has its parts
 _EVERYWHERE: frozenset[Before] = frozenset({"nothing", "control"})
 _METASPACE_PLACES: Mapping[object, frozenset[Before]] = {
@@ -55,9 +56,9 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     opening = library.encode("", add_special_tokens=True).ids[:1]  # what the post-processor puts before every text
     space_rule = _take_space_rule(path, library)
     library.encode_special_tokens = True  # from here on: control tokens in a text are text
-    ends = [controls.get(_token_text(config.get("eos_token"))), *_generation_ends(folder)]
     pieces = {one: piece for piece, one in library.get_vocab(with_added_tokens=True).items()}
     token_bytes = [b""] * _vocab_size(pieces, model_config)
+    ends = [controls.get(_token_text(config.get("eos_token"))), *_generation_ends(folder, len(token_bytes))]
     for one, piece in pieces.items():
         if piece not in controls:
             token_bytes[one] = bytes_of_added(piece) if one in added else bytes_of(piece)
@@ -179,7 +180,7 @@ def _read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"{path} cannot be read: {error}", field="model") from error
     if not isinstance(value, dict):
         raise BadRequest(f"{path} holds no JSON object", field="model")
@@ -191,21 +192,31 @@ def _token_text(value: object) -> str:
     return str(value.get("content")) if isinstance(value, dict) else str(value)
 
 
-def _generation_ends(folder: Path) -> list[int]:
-    value = _read_json(folder / "generation_config.json").get("eos_token_id", [])
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+def _generation_ends(folder: Path, vocab_size: int) -> list[int]:
+    path = folder / "generation_config.json"
+    value = _read_json(path).get("eos_token_id")
+    ends: list[int] = []
+    for one in value if isinstance(value, list) else [] if value is None else [value]:
+        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocab_size:
+            ends.append(one)
+        else:
+            raise BadRequest(f"{path}: eos_token_id is {one!r}; the model has {vocab_size} tokens", field="model")
+    return ends
 
 
 def _vocab_size(pieces: Mapping[int, str], model_config: Mapping[str, object]) -> int:
     # A model may score more ids than its tokenizer names: they are padding.
     size = model_config.get("vocab_size")
-    return max(size if isinstance(size, int) else 0, max(pieces, default=-1) + 1)
+    return max(size if isinstance(size, int) and size <= _MAX_VOCAB_SIZE else 0, max(pieces, default=-1) + 1)
 
 
 def _folder_template(folder: Path, config: Mapping[str, object]) -> str:
     separate = folder / "chat_template.jinja"
     if separate.is_file():
-        return separate.read_text("utf-8")
+        try:
+            return separate.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{separate} cannot be read: {error}", field="model") from error
     template = config.get("chat_template", "")
     if isinstance(template, list):  # several, by name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}

@@ -14,14 +14,19 @@ _END = ""  # the key which says that a string ends at this node
 
 
 def one_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that splits a text around the longest of `texts` at each place, and keeps what it found."""
+    """A pattern that splits a text around the longest of `texts` at each place, and keeps what it found. An empty one
+    stands nowhere."""
+    known = [text for text in texts if text]
     root: _Tree = {}
-    for text in texts:
+    for text in known:
         node = root
         for character in text:
             node = node.setdefault(character, {})
         node[_END] = {}
-    return re.compile(f"({_source(root)})" if root else "(?!)")
+    try:
+        return re.compile(f"({_source(root)})" if root else "(?!)")
+    except RecursionError:  # strings of thousands of characters, or hundreds that begin each other
+        return re.compile(f"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})")
 
 
 def _source(node: _Tree) -> str:

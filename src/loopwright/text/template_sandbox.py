@@ -49,7 +49,7 @@ class TemplateSandbox:
             f"\ue000{secrets.token_hex(8)}\ue001"  # private-use ends, so that it cannot merge with a neighbour
         )
         signer = _Signer(controls, self.secret)
-        self._controls = {signer.sign(text): control_id for text, control_id in controls.items()}
+        self._controls = {signer.sign(text): control_id for text, control_id in controls.items() if text}
         self._signed_pattern = one_of(self._controls)
         self._variables = {name: signer.sign(text) for name, text in variables.items()}
         environment = _environment(clock)

@@ -84,7 +84,7 @@ class Tokenizer:
     def encode_with_controls(self, text: str) -> list[int]:
         """The ids of a whole text from a source we trust: control tokens written in it become control tokens."""
         pieces = self._control_pattern.split(text)
-        return self.encode_pieces([(piece, self.controls.get(piece)) for piece in pieces])
+        return self.encode_pieces([(piece, self.controls.get(piece) if piece else None) for piece in pieces])
 
     def encode_pieces(self, pieces: Sequence[tuple[str, int | None]], follows: Before = "nothing") -> list[int]:
         """The ids of plain texts (with None) and control tokens (with their ids) in a row. The first follows

@@ -2,7 +2,7 @@
 
 Called by the engine's loader, the tokenizer and the model store. A corrupt file costs one error and memory bounded by
 its own size, never a hang: every count and length is held against the bytes that are left.
-Source of the format: the GGUF specification of the ggml project (docs/gguf.md there).
+Source of the format: the GGUF specification of the ggml project (its gguf.md).
 """
 
 import mmap

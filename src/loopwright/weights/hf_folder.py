@@ -4,6 +4,7 @@ Never reads tensor data. Called by the engine's loader and the model store.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,10 @@ def read_hf_folder(path: Path) -> HfFolder:
         raise BadRequest(f"{path} is not a folder")
     config = _read_json(path / "config.json")
     if (path / _INDEX).exists():
-        names = sorted({str(name) for name in dict(_read_json(path / _INDEX).get("weight_map") or {}).values()})
+        places = _read_json(path / _INDEX).get("weight_map")
+        if not isinstance(places, dict):
+            raise BadRequest(f"{path / _INDEX} has no object 'weight_map'")
+        names = sorted({str(name) for name in places.values()})
     else:
         names = [_SINGLE]
     tensor_files: dict[str, Path] = {}
@@ -59,7 +63,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _tensor_names(path: Path) -> list[str]:
-    if not path.exists():
+    if not os.path.isfile(path):  # Path.is_file raises for a name that no file can have
         raise BadRequest(f"{path.parent} has no {path.name}", hint="only safetensors weights can be read")
     try:
         with safe_open(path, framework="np") as file:

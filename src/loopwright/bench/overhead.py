@@ -1,0 +1,107 @@
+"""What control costs the host: a step around an engine that answers at once, and a call that needs no engine.
+
+Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row); `added=KIND`, what each further row
+of a step costs if it is of that kind; `live=896`, a call that control answers while so many programs wait (aim: 40 µs).
+"""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from statistics import median
+from typing import TypeAlias
+
+from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Row, case_name, measured
+from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_token
+from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
+from loopwright.bench.together import all_of
+from loopwright.compose.simulated import open_simulation
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.calls import AllocatePages, CreateQueue, FreePages
+from loopwright.core.clock import Clock, SystemClock
+from loopwright.core.control import Control
+from loopwright.core.ids import PageName
+from loopwright.core.step_costs import StepCosts
+
+Program: TypeAlias = Callable[[Caller, int], Awaitable[None]]
+"""Generates so many tokens in steps of one token, as the only thing it does."""
+
+KINDS: dict[str, Program] = {"segment": by_segment, "program": by_token}
+"""Ways to generate, by the name of their case."""
+
+NUM_ROWS = (1, 64, 256, 1024)
+NUM_STEPS = 128  # tokens of each segment
+NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
+NUM_LIVE = 896
+NUM_CALLS = 2000
+
+_SUITE = "overhead"
+_CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=2048)
+
+
+async def measure(options: Options, open_system: OpenSystem) -> Measured:
+    return Measured(rows=tuple(await measure_overhead(SystemClock(), options.num_rounds)), workload={})
+
+
+SUITE = Suite(name=_SUITE, title="bench overhead: host time of control, engine excluded", measure=measure)
+
+
+async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_STEPS) -> list[Row]:
+    """Rows of all cases; each value is the median over the rounds."""
+    async with open_simulation(StepCosts(((1, 0.0),)), clock, _CONFIG) as simulation:
+        control = simulation.control
+        steps_s: dict[tuple[str, int], list[float]] = {("segment", num): [] for num in NUM_ROWS}
+        steps_s |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
+        calls_s: list[float] = []
+        for _ in range(num_rounds):
+            for (kind, num_rows), values in steps_s.items():
+                values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
+            calls_s.append(await call_s(control, clock, NUM_LIVE))
+    rows = [
+        measured(_SUITE, case_name(rows=num), STEP_US, [1e6 * one_s for one_s in steps_s["segment", num]])
+        for num in NUM_ROWS
+    ]
+    for kind in KINDS:
+        added_s = [
+            (many_s - one_s) / (NUM_ROWS_ADDED - 1)
+            for one_s, many_s in zip(steps_s[kind, 1], steps_s[kind, NUM_ROWS_ADDED], strict=True)
+        ]
+        rows.append(measured(_SUITE, case_name(added=kind), ROW_US, [1e6 * one_s for one_s in added_s]))
+    rows.append(measured(_SUITE, case_name(live=NUM_LIVE), CALL_US, [1e6 * one_s for one_s in calls_s]))
+    return rows
+
+
+async def step_s(control: Control, clock: Clock, program: Program, num_rows: int, num_steps: int) -> float:
+    """Seconds of one of `num_steps` steps of so many rows. Issuing and ending the calls are in it."""
+
+    async def run(index: int) -> None:
+        with Caller(control, f"overhead-{index}") as caller:
+            await program(caller, num_steps)
+
+    gc.collect()  # garbage of the measurement before this one
+    before = await control.stats()
+    started_s = clock.now_s()
+    await all_of(run(index) for index in range(num_rows))
+    elapsed_s = clock.now_s() - started_s
+    return elapsed_s / ((await control.stats()).num_steps - before.num_steps)
+
+
+async def call_s(control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS) -> float:
+    """Median seconds from submitting a call that control answers to its answer. So many runs are live, and each of
+    them makes calls, one after another."""
+    callers = [Caller(control, f"live-{index}") for index in range(num_live)]
+    taken_s: list[float] = []
+    try:
+        for caller in callers:
+            await caller.call(CreateQueue(queue=QUEUE))
+        pages = (PageName(1),)
+        for number in range(num_calls):
+            caller = callers[number // 2 % num_live]
+            call = FreePages(queue=QUEUE, pages=pages) if number % 2 else AllocatePages(queue=QUEUE, pages=pages)
+            started_s = clock.now_s()
+            await caller.call(call)
+            taken_s.append(clock.now_s() - started_s)
+            await asyncio.sleep(0)
+    finally:
+        for caller in callers:
+            caller.close()
+    return median(taken_s)

@@ -1,0 +1,97 @@
+"""Programs without a sandbox: coroutines that call control as a program's calls do. Never measures. Used by suites."""
+
+from collections.abc import Awaitable, Callable
+
+from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
+from loopwright.core.control import Control, ControlLimits, Session
+from loopwright.core.errors import InternalError, from_info
+from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.results import CallResult, Forwarded, Segment
+
+QUEUE = QueueName(0)
+FIRST_TOKEN = 1  # of a prompt, where it does not matter
+
+
+class Caller:
+    """One run that has at most one call open. Closes its session at the end of the `with`."""
+
+    def __init__(self, control: Control, name: str) -> None:
+        self._session: Session = control.open(RunId(name), ControlLimits())
+        self._num_calls = 0
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def call(self, call: QueueCall) -> CallResult:
+        """What the call completes with. Raises what it fails with."""
+        self._num_calls += 1
+        self._session.submit(CallId(self._num_calls), call)
+        while True:
+            for completion in await self._session.receive():
+                if completion.error is not None:
+                    raise from_info(completion.error)
+                if completion.is_final and completion.result is not None:
+                    return completion.result
+
+    def close(self) -> None:
+        self._session.close()
+
+
+async def nothing() -> None:
+    """What a program does between two calls, if it does nothing."""
+
+
+async def by_segment(caller: Caller, num_tokens: int, *, prompt_len: int = 1, first_token: int = FIRST_TOKEN) -> None:
+    """A program that leaves its loop to control: one segment of `num_tokens` tokens."""
+    await caller.call(CreateQueue(queue=QUEUE))
+    result = await caller.call(segment_call(num_tokens, prompt_len=prompt_len, first_token=first_token))
+    if not isinstance(result, Segment) or len(result.tokens) != num_tokens:
+        raise InternalError(f"a segment of {num_tokens} tokens ended as {result}")
+
+
+async def by_token(
+    caller: Caller,
+    num_tokens: int,
+    *,
+    prompt_len: int = 1,
+    first_token: int = FIRST_TOKEN,
+    turn: Callable[[], Awaitable[None]] = nothing,
+) -> None:
+    """A program that looks at every token: a call for each, and `turn` before it."""
+    await caller.call(CreateQueue(queue=QUEUE))
+    tokens, kv_len, num_pages = (first_token,) * prompt_len, 0, 0
+    for _ in range(num_tokens):
+        await turn()
+        result = await caller.call(_token_call(tokens, kv_len, num_pages))
+        if not isinstance(result, Forwarded) or result.token is None:
+            raise InternalError(f"a forward that samples answered {result}")
+        tokens, kv_len, num_pages = (result.token,), result.kv_len, result.num_pages
+
+
+def segment_call(num_tokens: int, *, prompt_len: int = 1, first_token: int = FIRST_TOKEN) -> Generate:
+    """A greedy segment without stop, in a context of its own."""
+    return Generate(
+        queue=QUEUE,
+        pages=(),
+        grow_from=PageName(0),
+        kv_len=0,
+        tokens=(first_token,) * prompt_len,
+        positions=tuple(range(prompt_len)),
+        sampling=Sampling(),
+        max_tokens=num_tokens,
+    )
+
+
+def _token_call(tokens: tuple[int, ...], kv_len: int, num_pages: int) -> ForwardText:
+    return ForwardText(
+        queue=QUEUE,
+        pages=tuple(PageName(page) for page in range(num_pages)),
+        grow_from=PageName(num_pages),
+        kv_len=kv_len,
+        tokens=tokens,
+        positions=tuple(range(kv_len, kv_len + len(tokens))),
+        sampling=Sampling(),
+    )

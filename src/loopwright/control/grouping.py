@@ -1,0 +1,92 @@
+"""Forms steps of groups that a policy made, first come, first served. Never decides what a group is: the policy does.
+
+Stands in for the scheduler under every policy but `adaptive`, which needs no groups: there the engine's turn decides.
+It exists to compare policies, so it is simple and not fast.
+"""
+
+import math
+from collections import deque
+
+from loopwright.control.feeds import Feed
+from loopwright.control.ordering import OpenCall
+from loopwright.control.policies import Adaptive, Policy, make_policy
+from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+
+
+def make_scheduler(config: ControlConfig, resources: ResourceManager) -> "Scheduler | GroupingScheduler":
+    """The scheduler for the configured policy."""
+    policy = make_policy(
+        config.policy, num_calls=config.policy_calls, wait_s=config.policy_wait_s, max_wait_s=config.policy_max_wait_s
+    )
+    return (
+        Scheduler(config, resources) if isinstance(policy, Adaptive) else GroupingScheduler(policy, config, resources)
+    )
+
+
+class GroupingScheduler:
+    """Has the methods of `Scheduler`. A group that does not fit one step, or waits for blocks, keeps its place, and
+    those behind it go ahead only if none of it can run. A call with more to run than one row is ready anew after it."""
+
+    def __init__(self, policy: Policy, config: ControlConfig, resources: ResourceManager) -> None:
+        self._policy = policy
+        self._config = config
+        self._resources = resources
+        self._ready: list[tuple[float, OpenCall]] = []  # of no group yet, by the time when they became ready
+        self._groups: deque[list[OpenCall]] = deque()
+        self._ran: list[OpenCall] = []  # in the step that was formed last
+
+    def add(self, call: OpenCall, now_s: float) -> None:
+        """Takes a call that waits for nobody any more."""
+        self._settle_groups(now_s)
+        self._ready.append((max(now_s, self._ready[-1][0]) if self._ready else now_s, call))
+
+    def reorder(self) -> None:
+        """Nothing: each step of a group puts its calls in order anew."""
+
+    def form(self, now_s: float) -> Step:
+        """What the next step runs: calls of one group; no call if none can, or if no group is due."""
+        for call in self._ran:
+            if not call.is_over and isinstance(call.work, Feed):
+                self.add(call, now_s)
+        self._ran = []
+        self._settle_groups(now_s)
+        if self._ready and math.isinf(self.due_s()):  # not due by themselves, but the engine is idle now
+            waiting = [*(call for group in self._groups for call in group), *(call for _, call in self._ready)]
+            self._groups, self._ready = deque([waiting]), []
+        for group in self._groups:
+            step = self._form_of(group, now_s)
+            if step.calls or step.refused:
+                return step
+        return Step(self._resources.shape.block_size)
+
+    def waiting(self) -> list[OpenCall]:
+        """The calls that wait for blocks, after a form that took none; nobody is stuck while a group is to come."""
+        if self._ready:
+            return []
+        return [call for group in self._groups for call in group if not call.is_over and not call.is_paused]
+
+    def due_s(self) -> float:
+        """When the next group is settled if nothing else happens."""
+        self._ready = [one for one in self._ready if not one[1].is_over]
+        return self._policy.next_group([one_s for one_s, _ in self._ready]).due_s if self._ready else math.inf
+
+    def _settle_groups(self, now_s: float) -> None:
+        while self.due_s() <= now_s:
+            num_calls = self._policy.next_group([one_s for one_s, _ in self._ready]).num_calls
+            self._groups.append([call for _, call in self._ready[:num_calls]])
+            del self._ready[:num_calls]
+
+    def _form_of(self, group: list[OpenCall], now_s: float) -> Step:
+        """A step of what can run of the group, which keeps the rest."""
+        one_group = Scheduler(self._config, self._resources)
+        for call in group:
+            if not call.is_over:
+                one_group.add(call, now_s)
+        step = one_group.form(now_s)
+        gone = {id(call) for call in (*step.calls, *(call for call, _ in step.refused))}
+        group[:] = [call for call in group if not call.is_over and id(call) not in gone]
+        if step.calls:
+            self._ran = step.calls
+            self._groups = deque(one for one in self._groups if one)
+        return step

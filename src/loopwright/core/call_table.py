@@ -1,0 +1,91 @@
+"""What holds for every call of one kind: its traits, who answers it, what it completes with. Never executes one.
+
+Read by control and the runtime, which refuse what a model cannot do, and by the reference in docs/calls.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from loopwright.core import calls, host_calls, results
+from loopwright.core.errors import ModelLacksTrait
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.traits import Trait
+
+Answerer: TypeAlias = Literal["runtime", "control", "inference"]
+"""runtime: at once, or by a task beside the model. control: without the engine, at once or when the call's turn comes.
+inference: in a batch on the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallKind:
+    """`completes_with` is a type of core.results or of the runtime's answers, or the fields of a JSON object."""
+
+    answered_by: Answerer
+    completes_with: type[results.Result] | str
+    traits: tuple[Trait, ...] = ()  # () is core: every model has it
+
+
+CALL_KINDS: Final[Mapping[type, CallKind]] = {
+    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?}"),
+    host_calls.Models: CallKind("runtime", "{models}"),
+    calls.DebugQuery: CallKind("control", results.DebugInfo),
+    calls.CreateQueue: CallKind("control", results.Done),
+    calls.SetPriority: CallKind("control", results.Done),
+    calls.Synchronize: CallKind("control", results.Done),
+    calls.ClearQueue: CallKind("control", results.Done),
+    calls.AllocatePages: CallKind("control", results.Done, ("allocate",)),
+    calls.FreePages: CallKind("control", results.Done, ("allocate",)),
+    calls.SharePages: CallKind("control", results.Done, ("allocate",)),
+    calls.MaskPage: CallKind("control", results.Done, ("allocate",)),
+    calls.CopyPage: CallKind("inference", results.Done, ("allocate",)),
+    calls.ExportPages: CallKind("control", results.Done, ("allocate",)),
+    calls.UnexportPages: CallKind("control", results.Done, ("allocate",)),
+    calls.ImportPages: CallKind("control", results.Imported, ("allocate",)),
+    calls.ExportedPages: CallKind("control", results.ExportList, ("allocate",)),
+    calls.AllocateEmbeds: CallKind("control", results.Done, ("allocate",)),
+    calls.FreeEmbeds: CallKind("control", results.Done, ("allocate",)),
+    calls.Forward: CallKind("inference", results.Forwarded, ("forward",)),
+    calls.ShiftKv: CallKind("inference", results.Done, ("forward",)),
+    host_calls.Adapters: CallKind("runtime", "{adapters}", ("adapter",)),
+    calls.ForwardWithAdapter: CallKind("inference", results.Forwarded, ("adapter",)),
+    calls.EmbedText: CallKind("inference", results.Done, ("input_text",)),
+    calls.EmbedImage: CallKind("inference", results.Done, ("input_image",)),
+    host_calls.EmbedsNeeded: CallKind("runtime", "{num_embeds}", ("input_image",)),
+    calls.NextDistribution: CallKind("inference", results.Forwarded, ("output_text",)),
+    calls.Sample: CallKind("inference", results.Forwarded, ("output_text",)),
+    calls.ForwardText: CallKind("inference", results.Forwarded, ("input_text", "output_text")),
+    calls.Generate: CallKind("inference", results.Segment, ("input_text", "output_text")),
+    calls.Acknowledge: CallKind("control", results.Done, ("input_text", "output_text")),
+    calls.Veto: CallKind("control", results.Done, ("input_text", "output_text")),
+    host_calls.Segment: CallKind("inference", "Segment and {text}", ("tokenize", "output_text")),
+    host_calls.Tokenize: CallKind("runtime", "{tokens}", ("tokenize",)),
+    host_calls.Detokenize: CallKind("runtime", "{text}", ("tokenize",)),
+    host_calls.RenderChat: CallKind("runtime", "{tokens}", ("tokenize",)),
+    host_calls.Vocabulary: CallKind("runtime", "{bytes, lengths}", ("tokenize",)),
+    host_calls.HttpRequest: CallKind("runtime", "{status, headers, text}"),
+    host_calls.EmitValue: CallKind("runtime", results.Done),
+    host_calls.EmitText: CallKind("runtime", results.Done),
+    host_calls.Interrupt: CallKind("runtime", results.Done),
+    host_calls.Cancel: CallKind("runtime", results.Done),
+}
+"""Every call that a program may send, in the order of the reference."""
+
+
+def require_traits(call: calls.Call | host_calls.HostCall, model: ModelInfo) -> None:
+    """Raises ModelLacksTrait if the model lacks a trait that the call wants."""
+    for trait in CALL_KINDS[type(call)].traits:
+        if trait not in model.traits:
+            raise ModelLacksTrait(
+                f"{op_of(type(call))}: the model {model.name} lacks the trait {trait}; it has "
+                f"{', '.join(model.traits) or 'none'}",
+                hint="the call models lists the models that have a trait",
+                field="op",
+            )
+
+
+def op_of(call_type: type) -> str:
+    """How a call is named on the wire."""
+    tag = call_type.__struct_config__.tag  # type: ignore[attr-defined]
+    assert isinstance(tag, str)
+    return tag

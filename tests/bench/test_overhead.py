@@ -1,0 +1,52 @@
+"""The overhead suite: its cases, and what it counts as a step and as a call."""
+
+from loopwright.bench.overhead import KINDS, call_s, measure_overhead, step_s
+from loopwright.bench.sessions import by_segment, by_token
+from loopwright.compose.simulated import open_simulation
+from loopwright.core.clock import SystemClock
+from loopwright.core.step_costs import StepCosts
+
+FREE = StepCosts(((1, 0.0),))
+
+
+class CountingClock:
+    """A clock that moves by a second each time it is asked."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def now_s(self) -> float:
+        self.num_asked += 1
+        return float(self.num_asked)
+
+    def wall_s(self) -> float:
+        return self.now_s()
+
+
+async def test_the_cases_are_steps_of_four_sizes_what_each_kind_adds_and_a_call():
+    rows = await measure_overhead(SystemClock(), num_rounds=1, num_steps=2)
+    assert [(row.case, row.metric) for row in rows] == [
+        *((f"rows={num}", "step_us") for num in (1, 64, 256, 1024)),
+        *((f"added={kind}", "row_us") for kind in KINDS),
+        ("live=896", "call_us"),
+    ]
+    assert all(row.value > 0 for row in rows)
+
+
+async def test_programs_of_both_kinds_take_one_step_for_each_token():
+    for program in (by_segment, by_token):
+        async with open_simulation(FREE, SystemClock()) as simulation:
+            await step_s(simulation.control, SystemClock(), program, num_rows=5, num_steps=7)
+            assert (simulation.device.num_steps, simulation.device.num_rows) == (7, 35)
+
+
+async def test_a_step_is_the_whole_time_by_the_number_of_steps():
+    async with open_simulation(FREE, SystemClock()) as simulation:
+        assert await step_s(simulation.control, CountingClock(), by_segment, num_rows=3, num_steps=4) == 1 / 4
+
+
+async def test_a_call_is_timed_from_its_submit_to_its_answer_and_leaves_no_page():
+    async with open_simulation(FREE, SystemClock()) as simulation:
+        assert await call_s(simulation.control, CountingClock(), num_live=3, num_calls=12) == 1.0
+        stats = await simulation.control.stats()
+        assert (stats.num_live_runs, stats.num_free_blocks) == (0, stats.num_blocks)
