@@ -46,9 +46,11 @@ class Looked:
         return -(-self.num_run() // PAGE_SIZE)
 
 
-def step_by_step(call: Generate, verdict: Verdict, places: Places | None = None) -> Looked:
-    """Samples one token, looks at it, and only then runs it."""
-    context, looked = NaiveContext(), Looked()
+def step_by_step(
+    call: Generate, verdict: Verdict, places: Places | None = None, context: NaiveContext | None = None
+) -> Looked:
+    """Samples one token, looks at it, and only then runs it, in a context that may have run others before."""
+    context, looked = context or NaiveContext(), Looked()
     hidden, position = context.run(call.tokens, call.positions)[-1], call.positions[-1] + 1
     banned: set[int] = set()
     num_vetoes = 0

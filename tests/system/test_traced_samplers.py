@@ -21,7 +21,7 @@ async def main(options, fallback=False):
     state = {"state": STATE} if STATE else {}
     turn = await ctx.generate(sampler=SAMPLER, sampler_fallback=fallback, ignore_eos=True, **state, **options)
     carried = {name: one if isinstance(one, float) else list(one) for name, one in turn.sampler_state.items()}
-    return [turn.tokens, turn.logprobs, carried, turn.reason, turn.text, ctx._kv_len, len(ctx._pages)]
+    return [turn.tokens, turn.logprobs, carried, turn.reason, turn.text, ctx._kv.pages.kv_len, ctx.num_pages]
 """
 
 
