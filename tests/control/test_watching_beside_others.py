@@ -101,6 +101,7 @@ def test_a_watched_segment_that_does_not_see_all_equals_the_loop(
     assert list(segment.tokens) == expected.tokens
     assert (segment.reason, segment.stop) == (expected.reason, expected.stop)
     assert segment.kv_len == min(6 + expected.num_run(), 12 + segment.num_kept)
+    assert watcher.max_ahead <= watch
     run.session.close()
     rig.assert_all_free()
 

@@ -48,9 +48,9 @@ class RowView:
         """Notes where the row's tokens stand."""
         assert self._window is not None
         assert kv_len <= len(self._positions), "places are written one after the other"
-        if kv_len < len(self._positions):  # a veto took tokens back: their places are written again
-            del self._positions[kv_len:]
-            self._slid &= (1 << kv_len) - 1
+        # A veto took tokens back: their places are written again. Had one of them slid, the border moves back, too, and
+        # what has slid is found anew.
+        del self._positions[kv_len:]
         for place, position in enumerate(positions, start=kv_len):
             if self._window.sinks <= position < self._border:
                 self._slid |= 1 << place
