@@ -23,6 +23,8 @@ from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.watched_calls import WatchedCalls
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import (
@@ -36,6 +38,7 @@ from loopwright.core.calls import (
     SetPriority,
     Synchronize,
     UnexportPages,
+    WatchCall,
 )
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
@@ -84,6 +87,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
         self._resources = ResourceManager(shape)
         self._scheduler = make_scheduler(config, self._resources)
+        self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         self._sessions: dict[RunId, InlineSession] = {}
         self._running: Step | None = None
         self._num_issued = 0
@@ -145,7 +149,7 @@ class Controller:
         while True:
             step = self._scheduler.form(self._clock.now_s())
             for call, error in step.refused:
-                self._fail(call, error.info())
+                self._refuse(call, error.info())
             if calls := step.calls:
                 for call in calls:
                     call.is_running = True
@@ -162,7 +166,9 @@ class Controller:
             call.is_running = False
             if call.is_over:  # with its run, or because a call of this very step failed
                 continue
-            if row.error is not None:
+            if isinstance(call.work, WatchedFeed):
+                self._watched.take_row(call, call.work, row)
+            elif row.error is not None:
                 self._fail(call, row.error)
             elif isinstance(call.work, Feed):
                 self._take_row(call, call.work, row)
@@ -194,6 +200,10 @@ class Controller:
                     self._scheduler.reorder()
                 session.inbox.put(Completion(call_id, result))
                 return
+            if isinstance(call, WatchCall):
+                done = self._watched.answer(call, session, self._model_info)
+                session.inbox.put(Completion(call_id, done))
+                return
             queue = find_queue(session, call.queue)
         except LoopwrightError as error:
             session.inbox.put(Completion(call_id, error=error.info()))
@@ -216,7 +226,9 @@ class Controller:
                 self._settle([call])
         elif isinstance(call.work, SegmentFeed):
             call.work.is_interrupted = True
-            if not call.is_running:
+            if not call.is_running and isinstance(call.work, WatchedFeed):
+                self._watched.end_interrupted(call, call.work)
+            elif not call.is_running:
                 self._finish(call, call.work.segment(len(call.pages)))
 
     def close(self, session: InlineSession) -> None:
@@ -326,6 +338,12 @@ class Controller:
         if is_over:
             self._finish(call, feed.segment(len(call.pages)))
 
+    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
+        if isinstance(call.work, WatchedFeed):
+            self._watched.refuse(call, call.work, info)
+        else:
+            self._fail(call, info)
+
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, Completion(call.call_id, result))
 
@@ -405,7 +423,8 @@ class Controller:
         """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
         without open calls is busy elsewhere, and will free what it holds."""
         holders = self._resources.num_held_blocks()
-        is_everybody_waiting = all(self._sessions[run_id].open_calls for run_id in holders)
+        open_calls = [self._sessions[run_id].open_calls.values() for run_id in holders]
+        is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
         return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
 
     def _refuse_for_blocks(self) -> bool:

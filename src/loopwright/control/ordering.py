@@ -95,6 +95,11 @@ class OpenCall:
         self.failure: ErrorInfo | None = None
         self.is_started = self.is_running = self.is_over = False
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it waits for its own program."""
+        return isinstance(self.work, Feed) and self.work.is_paused
+
 
 def taint(call: OpenCall) -> ErrorInfo | None:
     """What the call fails with because somebody before it failed to write what it reads. All that did so is known when
