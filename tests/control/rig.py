@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
-from loopwright.core.calls import CreateQueue, Generate, QueueCall, Sampling
+from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
 from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import ErrorInfo
@@ -56,6 +56,23 @@ class Rig:
         run = RigRun(self.controller.open(RunId(name), limits or ControlLimits()))
         for queue in queues:
             assert run.now(CreateQueue(queue=QueueName(queue))).error is None
+        return run
+
+    def hold(self, name: str, pages: Sequence[int]) -> "RigRun":
+        """A run with nothing to do that holds these pages and can give up none, for a mask made them opaque."""
+        run = self.open(name)
+        size = self.executor.shape.block_size
+        tokens = range(len(pages) * size)
+        names = tuple(map(PageName, pages))
+        mask = tuple((0, place + 1) for place in tokens)
+        call = run.submit(
+            ForwardText(queue=QUEUE, pages=(), grow_from=names[0], kv_len=0, positions=tuple(tokens), mask=mask,
+                        tokens=tuple(token % 64 for token in tokens))
+        )  # fmt: skip
+        assert names == tuple(range(names[0], names[0] + len(names)))
+        self.drain()
+        assert run.error_type(call) is None
+        self.executor.batches.clear()
         return run
 
     def step(self) -> bool:

@@ -236,7 +236,7 @@ def test_waiting_for_a_grammar_is_not_being_stuck_for_pages() -> None:
     first = holder.submit(generate(range(2, 14), max_tokens=1))  # holds 3 of 4 blocks
     rig.drain()
     waiting = holder.submit(under("g", prompt=(5,), pages=(100, 101, 102), grow_from=103, kv_len=12, max_tokens=1))
-    wants = other.submit(generate(range(2, 12), max_tokens=1))
+    wants = other.submit(generate(range(20, 30), max_tokens=1))
     rig.drain()
     rig.clock.advance(10)
     rig.drain()

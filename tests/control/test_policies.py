@@ -141,8 +141,7 @@ def test_a_batch_that_waits_for_pages_lets_those_behind_it_go_first(policy: str)
         num_blocks=4,
         config=ControlConfig(policy=policy, policy_calls=1, policy_wait_s=0.5, policy_max_wait_s=1.0),
     )
-    holder, large, little = rig.open("holder"), rig.open("large"), rig.open("little")
-    holder.now(AllocatePages(queue=QUEUE, pages=(PageName(1), PageName(2))))
+    holder, large, little = rig.hold("holder", [1, 2]), rig.open("large"), rig.open("little")
     first = large.submit(generate(range(2, 14), sampling=SAMPLING, max_tokens=1))
     rig.clock.advance(2)
     second = little.submit(generate(range(2, 4), sampling=SAMPLING, max_tokens=1))

@@ -5,9 +5,12 @@ answer is known when it is issued. In the roomy machine no call may fail. In the
 and those that depend on them may be poisoned; such a context is dropped and everybody else must not notice.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -23,7 +26,9 @@ from .rig import Rig, RigRun, generate
 
 BLOCK_SIZE = 4
 MAX_TOKENS_OF_A_CONTEXT = 40
-EXPECTED_ERRORS = {"OutOfPages", "Poisoned"}
+WELL_KNOWN = (list(range(24)), [*range(10), *range(40, 54)])
+PICK = st.integers(0, 999)
+EXPECTED_ERRORS = {"OutOfPages", "Poisoned", "NotFound"}  # the last: a fork of a context whose growth failed
 
 
 @dataclass
@@ -57,11 +62,21 @@ class RandomContext:
         return len(self.naive.values)
 
 
+T = TypeVar("T")
+
+
+def chosen(things: Sequence[T], pick: int) -> T:
+    return things[pick % len(things)]
+
+
 class RandomPrograms(RuleBasedStateMachine):
     """Ample blocks: no call may fail."""
 
     num_blocks = 2000
     tolerates: frozenset[str] = frozenset()
+    max_contexts = 100  # of a run
+    num_runs = 3
+    truncates = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,21 +89,42 @@ class RandomPrograms(RuleBasedStateMachine):
         """Those that may be told to do something."""
         return [one for program in self.programs for one in program.contexts if one.segment is None]
 
-    @precondition(lambda self: len(self.programs) < 3)
+    @precondition(lambda self: len(self.programs) < self.num_runs)
     @rule()
     def open_run(self) -> None:
         self.num_opened += 1
         self.programs.append(Program(self.rig.open(f"run {self.num_opened}", queues=())))
 
     @precondition(lambda self: self.programs)
-    @rule(data=st.data(), seed=st.integers(0, 3))
-    def new_context(self, data: st.DataObject, seed: int) -> None:
-        self._new_context(data.draw(st.sampled_from(self.programs)), Sampling(temperature=1.0, seed=seed))
+    @rule(pick=PICK, seed=st.integers(0, 3))
+    def new_context(self, pick: int, seed: int) -> None:
+        program = chosen(self.programs, pick)
+        if len(program.contexts) < self.max_contexts:
+            self._new_context(program, Sampling(temperature=1.0, seed=seed))
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data(), tokens=st.lists(st.integers(0, 63), min_size=1, max_size=12))
-    def extend(self, data: st.DataObject, tokens: list[int]) -> None:
-        context = data.draw(st.sampled_from(self.contexts()))
+    @rule(pick=PICK, tokens=st.lists(st.integers(0, 63), min_size=1, max_size=12))
+    def extend(self, pick: int, tokens: list[int]) -> None:
+        self._extend(chosen(self.contexts(), pick), tokens)
+
+    @precondition(lambda self: self.programs)
+    @rule(pick=PICK, text=st.sampled_from(WELL_KNOWN), length=st.integers(5, 24))
+    def begin_well_known(self, pick: int, text: list[int], length: int) -> None:
+        """A context whose beginning others have too: the prefix cache may have it."""
+        program = chosen(self.programs, pick)
+        if len(program.contexts) < self.max_contexts:
+            self._extend(self._new_context(program, Sampling(temperature=1.0, seed=1)), text[:length])
+
+    @precondition(lambda self: self.contexts() and self.truncates)
+    @rule(pick=PICK, kept=st.integers(0, 24))
+    def truncate(self, pick: int, kept: int) -> None:
+        """Forgets the end; what follows is written over it, in pages that others may share through the cache."""
+        context = chosen(self.contexts(), pick)
+        pages = self.rig.controller._resources.holdings(context.program.run.session.run_id).pages.names
+        num_shared = sum(name in pages and pages[name].num_names > 1 for name in context.names)  # by forks
+        del context.naive.values[max(kept, num_shared * BLOCK_SIZE) :]
+
+    def _extend(self, context: RandomContext, tokens: list[int]) -> None:
         if context.kv_len + len(tokens) > MAX_TOKENS_OF_A_CONTEXT:
             return
         start, program = context.kv_len, context.program
@@ -112,10 +148,10 @@ class RandomPrograms(RuleBasedStateMachine):
         program.checks[call] = lambda completion: self._check_forward(context, completion, expected)
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data(), token=st.integers(0, 63), num_right=st.integers(0, 5), num_drafts=st.integers(1, 5))
-    def speculate(self, data: st.DataObject, token: int, num_right: int, num_drafts: int) -> None:
+    @rule(pick=PICK, token=st.integers(0, 63), num_right=st.integers(0, 5), num_drafts=st.integers(1, 5))
+    def speculate(self, pick: int, token: int, num_right: int, num_drafts: int) -> None:
         """Runs a token and guesses of what follows, of which the first `num_right` are right."""
-        context = data.draw(st.sampled_from(self.contexts()))
+        context = chosen(self.contexts(), pick)
         start, program = context.kv_len, context.program
         if start + 1 + num_drafts > MAX_TOKENS_OF_A_CONTEXT:
             return
@@ -142,9 +178,9 @@ class RandomPrograms(RuleBasedStateMachine):
         program.checks[call] = lambda completion: self._check_speculation(context, completion, expected)
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data(), token=st.integers(0, 63), max_tokens=st.integers(1, 9), stop_token=st.integers(0, 63))
-    def begin_segment(self, data: st.DataObject, token: int, max_tokens: int, stop_token: int) -> None:
-        context = data.draw(st.sampled_from(self.contexts()))
+    @rule(pick=PICK, token=st.integers(0, 63), max_tokens=st.integers(1, 9), stop_token=st.integers(0, 63))
+    def begin_segment(self, pick: int, token: int, max_tokens: int, stop_token: int) -> None:
+        context = chosen(self.contexts(), pick)
         start, program = context.kv_len, context.program
         if start + max_tokens > MAX_TOKENS_OF_A_CONTEXT:
             return
@@ -161,20 +197,20 @@ class RandomPrograms(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: any(one.segment for program in self.programs for one in program.contexts))
-    @rule(data=st.data())
-    def interrupt(self, data: st.DataObject) -> None:
+    @rule(pick=PICK)
+    def interrupt(self, pick: int) -> None:
         running = [one for program in self.programs for one in program.contexts if one.segment is not None]
-        context = data.draw(st.sampled_from(running))
+        context = chosen(running, pick)
         assert context.segment is not None
         if context.program.run.session.open_calls[context.segment].is_started:
             context.program.run.session.interrupt(context.segment)
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        parent = data.draw(st.sampled_from(self.contexts()))
+    @rule(pick=PICK)
+    def fork(self, pick: int) -> None:
+        parent = chosen(self.contexts(), pick)
         program = parent.program
-        if len(program.contexts) > 5:
+        if len(program.contexts) >= min(self.max_contexts, 6):
             return
         child = self._new_context(program, parent.sampling)
         num_full, num_tail = divmod(parent.kv_len, BLOCK_SIZE)
@@ -190,25 +226,25 @@ class RandomPrograms(RuleBasedStateMachine):
             child.names.append(tail)
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data())
-    def rename(self, data: st.DataObject) -> None:
-        context = data.draw(st.sampled_from(self.contexts()))
+    @rule(pick=PICK)
+    def rename(self, pick: int) -> None:
+        context = chosen(self.contexts(), pick)
         names = [PageName(context.program.take_name()) for _ in context.names]
         self._issue(context, SharePages(queue=context.queue, sources=tuple(context.names), targets=tuple(names)))
         self._issue(context, FreePages(queue=context.queue, pages=tuple(context.names)))
         context.names = names
 
     @precondition(lambda self: self.contexts())
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        context = data.draw(st.sampled_from(self.contexts()))
+    @rule(pick=PICK)
+    def free(self, pick: int) -> None:
+        context = chosen(self.contexts(), pick)
         self._issue(context, FreePages(queue=context.queue, pages=tuple(context.names)))
         context.program.contexts.remove(context)
 
     @precondition(lambda self: self.programs)
-    @rule(data=st.data(), is_running=st.booleans())
-    def close_run(self, data: st.DataObject, is_running: bool) -> None:
-        program = data.draw(st.sampled_from(self.programs))
+    @rule(pick=PICK, is_running=st.booleans())
+    def close_run(self, pick: int, is_running: bool) -> None:
+        program = chosen(self.programs, pick)
         batch = self.rig.controller.schedule() if is_running else None
         program.run.session.close()
         self.programs.remove(program)
@@ -297,6 +333,28 @@ class TightRandomPrograms(RandomPrograms):
     tolerates = frozenset(EXPECTED_ERRORS)
 
 
+class PatientRandomPrograms(RandomPrograms):
+    """Blocks for one run at a time, all of whose pages can be dropped: calls wait, runs are suspended, and no call may
+    fail. (Without `truncate`, which leaves pages that are partly unknown.)"""
+
+    num_blocks = 36  # two contexts of 40 tokens, and what calls still hold of contexts that are freed
+    max_contexts, num_runs = 2, 6
+    truncates = False
+
+
+class FaultyRandomPrograms(TightRandomPrograms):
+    """Whole steps fail now and then: their calls do, also those that wait for a copy or a rebuilt page."""
+
+    tolerates = frozenset(EXPECTED_ERRORS | {"InternalError", "BadRequest"})  # the last: a page that lost what it held
+
+    def step(self, num_steps: int) -> None:  # type: ignore[override]
+        self.num_steps = getattr(self, "num_steps", 0) + 1
+        if self.num_steps % 12 == 0:
+            self.rig.executor.fault = RuntimeError("device lost")
+        super().step(num_steps)
+        self.rig.executor.fault = None
+
+
 SETTINGS = settings(
     max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -304,3 +362,39 @@ TestRandomPrograms = RandomPrograms.TestCase
 TestRandomPrograms.settings = SETTINGS
 TestTightRandomPrograms = TightRandomPrograms.TestCase
 TestTightRandomPrograms.settings = SETTINGS
+TestPatientRandomPrograms = PatientRandomPrograms.TestCase
+TestPatientRandomPrograms.settings = settings(SETTINGS, max_examples=80)
+
+
+def soak(machine: RandomPrograms, seed: int, num_operations: int = 1500) -> None:
+    """What hypothesis does, longer and with more of everything at once."""
+    rng = random.Random(seed)
+    operations: list[tuple[int, Callable[[int], None]]] = [
+        (15, lambda pick: machine.begin_well_known(pick, WELL_KNOWN[pick % 2], rng.randint(5, 24))),
+        (15, lambda pick: machine.extend(pick, rng.choices(range(64), k=rng.randint(1, 9)))),
+        (15, lambda pick: machine.begin_segment(pick, rng.randrange(64), rng.randint(1, 9), rng.randrange(64))),
+        (5, lambda pick: machine.speculate(pick, rng.randrange(64), rng.randint(0, 4), rng.randint(1, 4))),
+        (5, machine.fork),
+        (5 if machine.truncates else 0, lambda pick: machine.truncate(pick, rng.randint(0, 24))),
+        (5, machine.rename),
+        (8, machine.free),
+        (3, lambda pick: machine.close_run(pick, is_running=bool(pick % 2))),
+        (24, lambda pick: machine.step(1 + pick % 4)),
+    ]
+    weights, actions = zip(*operations, strict=True)
+    for _ in range(num_operations):
+        while len(machine.programs) < machine.num_runs:
+            machine.open_run()
+        if machine.contexts():
+            rng.choices(actions, weights)[0](rng.randrange(1000))
+        else:
+            rng.choice((actions[0], actions[8]))(rng.randrange(1000))
+            machine.step(5)
+        machine.answers_are_those_of_the_naive_loop()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [RandomPrograms, TightRandomPrograms, PatientRandomPrograms, FaultyRandomPrograms])
+def test_a_soak_of_random_programs_leaks_nothing(kind: type[RandomPrograms], seed: int) -> None:
+    soak(kind(), seed)

@@ -31,7 +31,7 @@ def test_segments_of_many_runs_share_every_step_and_equal_their_solo_runs() -> N
 
 
 def test_rows_of_one_token_go_first_and_prompts_share_the_rest_of_the_budget() -> None:
-    rig = Rig(config=ControlConfig(max_batch_rows=4, max_batch_tokens=10))
+    rig = Rig(config=ControlConfig(max_batch_rows=4, max_batch_tokens=10, prefix_cache=False))
     run = rig.open("a", queues=(1, 2, 3, 4))
     decoding = [run.submit(generate((5,), queue=n, grow_from=n * 100, max_tokens=50)) for n in (1, 2)]
     rig.step()
@@ -68,8 +68,7 @@ def test_a_queue_of_high_priority_goes_before_earlier_prompts_and_one_of_low_pri
 
 def test_a_prompt_waits_for_pages_and_runs_when_they_are_freed() -> None:
     rig = Rig(num_blocks=4)
-    holder, waiter = rig.open("holder"), rig.open("waiter")
-    holder.now(AllocatePages(queue=QUEUE, pages=tuple(PageName(n) for n in range(3))))
+    holder, waiter = rig.hold("holder", range(3)), rig.open("waiter")
     segment = waiter.submit(generate(range(2, 9), sampling=SAMPLING, max_tokens=2))
     forward = waiter.submit(
         ForwardText(queue=QUEUE, pages=(), grow_from=PageName(1), kv_len=0, tokens=(5,), positions=(0,))
@@ -85,8 +84,7 @@ def test_a_prompt_waits_for_pages_and_runs_when_they_are_freed() -> None:
 
 def test_a_segment_that_finds_no_page_pauses_and_goes_on_with_the_same_result() -> None:
     rig = Rig(num_blocks=3)
-    holder, run = rig.open("holder"), rig.open("a")
-    holder.now(AllocatePages(queue=QUEUE, pages=(PageName(1),)))
+    holder, run = rig.hold("holder", [1]), rig.open("a")
     call = run.submit(generate(range(2, 8), sampling=SAMPLING, max_tokens=6))
     assert rig.drain() == 3  # tokens at places 0 … 7; the next one needs a third page
     assert run.final(call) is None
@@ -95,12 +93,11 @@ def test_a_segment_that_finds_no_page_pauses_and_goes_on_with_the_same_result() 
     assert list(run.segment(call).tokens) == expected(range(2, 8), 6)
 
 
-def test_when_every_call_waits_for_pages_one_of_the_run_that_holds_most_fails_and_the_others_go_on() -> None:
+def test_when_every_call_waits_for_pages_that_cannot_be_dropped_one_of_the_run_that_holds_most_fails() -> None:
     rig = Rig(num_blocks=5, config=ControlConfig(max_stuck_s=0.5))
-    big, small = rig.open("big"), rig.open("small")
-    greedy = big.submit(generate(range(2, 12), sampling=SAMPLING, max_tokens=30))
-    modest = small.submit(generate(range(2, 8), sampling=SAMPLING, max_tokens=9))
-    rig.drain()
+    big, small = rig.hold("big", range(3)), rig.hold("small", range(2))
+    greedy = big.submit(generate((2,), pages=range(3), kv_len=12, sampling=SAMPLING, max_tokens=3))
+    modest = small.submit(generate((2,), pages=range(2), kv_len=8, sampling=SAMPLING, max_tokens=3))
     assert (big.final(greedy), small.final(modest)) == (None, None)
     rig.clock.advance(0.4)
     assert not rig.step()
@@ -110,8 +107,12 @@ def test_when_every_call_waits_for_pages_one_of_the_run_that_holds_most_fails_an
     assert (error.type, error.retryable) == ("OutOfPages", True)
     assert "pool's 5" in error.message
     assert "3" in error.message
-    assert list(small.segment(modest).tokens) == expected(range(2, 8), 9)
-    small.now(FreePages(queue=QUEUE, pages=tuple(PageName(100 + n) for n in range(4))))
+    assert small.final(modest) is None
+    big.now(FreePages(queue=QUEUE, pages=tuple(map(PageName, range(3)))))
+    rig.drain()
+    assert small.error_type(modest) is None
+    assert small.final(modest) is not None
+    small.session.close()
     big.now(ClearQueue(queue=QUEUE))
     again = big.submit(generate(range(2, 12), sampling=SAMPLING, max_tokens=4))
     rig.drain()
@@ -120,9 +121,7 @@ def test_when_every_call_waits_for_pages_one_of_the_run_that_holds_most_fails_an
 
 def test_after_one_call_failed_for_pages_its_run_gets_time_before_the_next_one_fails() -> None:
     rig = Rig(num_blocks=4, config=ControlConfig(max_stuck_s=0.5))
-    runs = [rig.open(name) for name in "ab"]
-    for run in runs:
-        run.now(AllocatePages(queue=QUEUE, pages=(PageName(1), PageName(2))))
+    runs = [rig.hold(name, (1, 2)) for name in "ab"]
     calls = [run.submit(generate(range(2, 8), max_tokens=3)) for run in runs]
     rig.clock.advance(1)
     rig.drain()
@@ -140,16 +139,17 @@ def test_more_pages_than_the_pool_or_the_run_may_ever_have_fail_at_once() -> Non
     assert limited.error_type(limited.submit(generate(range(2, 12)))) == "OutOfPages"
     run.now(ClearQueue(queue=QUEUE))
     limited.now(ClearQueue(queue=QUEUE))
-    assert run.now(AllocatePages(queue=QUEUE, pages=tuple(PageName(n) for n in range(4)))).error is None
-    nothing_free = limited.now(AllocatePages(queue=QUEUE, pages=(PageName(1),))).error
-    assert nothing_free is not None
-    assert (nothing_free.type, nothing_free.retryable) == ("OutOfPages", True)
+    run.session.close()
+    rig.hold("holder", range(4))
+    assert limited.now(AllocatePages(queue=QUEUE, pages=(PageName(1),))).error is None  # it may wait for a block
+    too_many = limited.now(AllocatePages(queue=QUEUE, pages=(PageName(2), PageName(3)))).error
+    assert too_many is not None
+    assert (too_many.type, too_many.retryable) == ("OutOfPages", True)
 
 
 def test_a_prompt_that_waits_for_pages_is_not_overtaken_by_later_prompts_that_need_some() -> None:
     rig = Rig(num_blocks=4)
-    holder, first, second = rig.open("holder"), rig.open("first"), rig.open("second")
-    holder.now(AllocatePages(queue=QUEUE, pages=(PageName(1), PageName(2))))
+    holder, first, second = rig.hold("holder", (1, 2)), rig.open("first"), rig.open("second")
     large = first.submit(generate(range(2, 14), max_tokens=1))
     little = second.submit(generate(range(2, 4), max_tokens=1))
     assert not rig.step()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_rig import Served, served, tool
 
+from loopwright.control.scheduler import ControlConfig
 from loopwright.engine.scripted import NextToken, ScriptedExecutor
 from loopwright.runtime.facts import ModelText
 from system_rig import SmolLM2, System, byte_text, in_loop, system_over
@@ -150,7 +151,8 @@ async def scripted(text: ModelText, next_token: NextToken | None = None) -> Asyn
         next_token or (lambda history: letter), vocab_size=text.info.vocab_size, max_context=text.info.max_context
     )
     try:
-        async with system_over(executor, text) as system, served(system) as client:
+        control = ControlConfig(prefix_cache=False)  # `tokens_of` looks at what runs
+        async with system_over(executor, text, control=control) as system, served(system) as client:
             yield system, client
     finally:
         executor.close()

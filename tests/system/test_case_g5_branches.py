@@ -9,7 +9,7 @@ from loopwright.core.calls import Sampling
 from loopwright.core.control import ControlStats
 from system_rig import byte_oracle, byte_system, in_loop
 
-NUM_BRANCHES, NUM_TOKENS = 8, 24
+NUM_BRANCHES, NUM_TOKENS, PAGE_SIZE = 8, 24, 16
 PREFIX = "Once upon a time there was a server that served programs and not prompts; it "
 
 PROGRAM = """
@@ -33,11 +33,11 @@ def test_branches_share_their_prefix_and_their_batches_and_go_ways_of_their_own(
         async with byte_system() as system:
             branches: list[list[int]] = []
             seeds = list(range(NUM_BRANCHES))
-            for _ in range(2):
+            for num_run in (len(PREFIX), len(PREFIX) % PAGE_SIZE):  # the second time its full pages are cached
                 before = await system.controller.stats()
                 outcome = await system.run(PROGRAM, sandbox, prefix=PREFIX, seeds=seeds, num_tokens=NUM_TOKENS)
                 after = await system.controller.stats()
-                assert num_prefilled(before, after) == len(PREFIX)  # and its BOS, less the last token: each runs that
+                assert num_prefilled(before, after) == num_run  # and its BOS, less the last token: each runs that
                 assert mean_rows(before, after) >= 4
                 branches += outcome.result
             first, again = branches[:NUM_BRANCHES], branches[NUM_BRANCHES:]

@@ -186,7 +186,8 @@ def make_launcher(control: Control, text: ModelText, sandboxes: dict[str, Sandbo
 
 @asynccontextmanager
 async def open_bench_system(model: str) -> AsyncIterator[System]:
-    """The system that `loopwright bench` measures: one process, the defaults."""
-    config = Config(model=model)
+    """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is off: rounds
+    repeat their prompts, and the second one would measure nothing."""
+    config = Config(model=model, control=ControlConfig(prefix_cache=False))
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

@@ -6,7 +6,6 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
@@ -49,7 +49,6 @@ from loopwright.core.errors import (
     InternalError,
     LimitExceeded,
     LoopwrightError,
-    OutOfPages,
 )
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
@@ -85,10 +84,11 @@ class Controller:
         self._config = config
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
-        self._resources = ResourceManager(shape)
+        self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
         self._scheduler = make_scheduler(config, self._resources)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         self._sessions: dict[RunId, InlineSession] = {}
+        self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
         self._num_issued = 0
         self._counts = StepCounts()
@@ -102,9 +102,10 @@ class Controller:
         """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
-        self._resources.open(run_id, limits)
-        self._sessions[run_id] = InlineSession(self, run_id, limits)
-        return self._sessions[run_id]
+        session = InlineSession(self, run_id, limits)
+        self._resources.open(run_id, limits, session.tenant)
+        self._sessions[run_id] = session
+        return session
 
     async def stats(self) -> ControlStats:
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
@@ -147,29 +148,37 @@ class Controller:
             if call.num_blockers == 0:
                 self._settle([call])
         while True:
+            self._suspension.resume()
             step = self._scheduler.form(self._clock.now_s())
+            has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._clock.now_s())
             for call, error in step.refused:
                 self._refuse(call, error.info())
+            self._settle(step.settled)
             if calls := step.calls:
                 for call in calls:
                     call.is_running = True
                 self._running = step
                 return step.batch()
-            if not step.refused and not self._refuse_for_blocks():
+            if not (step.refused or step.settled or has_dropped or self._make_room()):
                 return None
 
     def complete(self, result: StepResult) -> None:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
+        for call in step.copying:
+            call.is_running = False
         for call, row in step.outcomes(result):
             call.is_running = False
             if call.is_over:  # with its run, or because a call of this very step failed
                 continue
-            if isinstance(call.work, WatchedFeed):
+            if isinstance(call.work, WatchedFeed) and call.restoring is None:
                 self._watched.take_row(call, call.work, row)
             elif row.error is not None:
                 self._fail(call, row.error)
+            elif call.restoring is not None:
+                if call.restoring.advance(row):
+                    self._take_restored(call)
             elif isinstance(call.work, Feed):
                 self._take_row(call, call.work, row)
             elif isinstance(call.work, HeadRow):
@@ -181,9 +190,11 @@ class Controller:
         """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
+        for _, private in step.private:
+            private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
-        for call, _ in step.outcomes(failed):
+        for call in (*step.copying, *(call for call, _ in step.outcomes(failed))):
             call.is_running = False
             self._fail(call, info)
 
@@ -323,12 +334,22 @@ class Controller:
 
     # Ending
 
+    def _take_restored(self, call: OpenCall) -> None:
+        """The call has its dropped pages back."""
+        self._resources.finish_restoring(call)
+        if isinstance(call.call, SettledCall):
+            self._settle([call])
+        else:
+            self._scheduler.restored(call)
+
     def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
         try:
             is_over = feed.advance(row)
         except LoopwrightError as error:  # its grammar cannot go on
             self._fail(call, error.info())
             return
+        if feed.has_run_many and not is_over:
+            self._resources.record(call)
         if not isinstance(feed, SegmentFeed):
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
@@ -364,7 +385,7 @@ class Controller:
             call = waiting.popleft()
             if call.failure is None and (failure := ordering.taint(call)) is not None:
                 ordering.fail(call, failure)
-            if call.failure is None and not isinstance(call.call, SettledCall):
+            if call.failure is None and (not isinstance(call.call, SettledCall) or self._resources.has_dropped(call)):
                 if not call.is_running:  # else it joined the step of the call that it waited for
                     self._scheduler.add(call, self._changed_s)
                 continue
@@ -391,11 +412,14 @@ class Controller:
         self._resources.mark_written(call)
         ready = ordering.leave(call)
         self._resources.release(call)
-        del self._sessions[call.run_id].open_calls[call.call_id]
+        session = self._sessions[call.run_id]
+        del session.open_calls[call.call_id]
+        session.idle_since_s = self._changed_s
         return ready
 
     def _forget_if_empty(self, session: InlineSession) -> None:
         if not session.open_calls:
+            self._suspension.forget(session.run_id)
             self._resources.forget(session.run_id)
             del self._sessions[session.run_id]
 
@@ -403,6 +427,7 @@ class Controller:
         step, self._running = self._running, None
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
+        self._suspension.count(step)
         for call in step.calls:
             if call.inbox.is_closed:  # nobody wants what came of it
                 self._discard(call)
@@ -419,38 +444,22 @@ class Controller:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _is_stuck(self) -> bool:
-        """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
-        without open calls is busy elsewhere, and will free what it holds."""
-        holders = self._resources.num_held_blocks()
-        open_calls = [self._sessions[run_id].open_calls.values() for run_id in holders]
-        is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
-        return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
-
-    def _refuse_for_blocks(self) -> bool:
-        """Fails the waiting call whose run holds the most blocks, once everybody has been stuck for long enough.
-
-        (Suspending a run instead, so that nobody fails for what others hold, is not done yet.)"""
-        if not self._is_stuck() or self._clock.now_s() - self._changed_s < self._config.max_stuck_s:
+    def _make_room(self) -> bool:
+        """When nothing can run: has somebody give up pages, or, if that cannot be, fail. False if nobody does yet."""
+        now_s = self._clock.now_s()
+        if self._suspension.make_room(now_s):
+            return True
+        found = self._suspension.hopeless(now_s - self._changed_s)
+        if found is None:
             return False
-        num_held = self._resources.num_held_blocks()
-        victim = max(self._scheduler.waiting(), key=lambda call: (num_held.get(call.run_id, 0), call.rank))
-        error = OutOfPages(
-            f"every call waits for KV pages: {self._resources.blocks.num_free} of the pool's "
-            f"{self._resources.blocks.num_total} are free, and this run holds the most, "
-            f"{num_held.get(victim.run_id, 0)}",
-            hint="free pages and try again",
-        )
-        self._changed_s = self._clock.now_s()  # its run gets time to free what it holds before the next one fails
-        self._fail(victim, error.info())
+        call, error = found
+        self._changed_s = now_s  # its run gets time to free what it holds before the next one fails
+        self._fail(call, error.info())
         return True
 
     async def _wait_for_change(self) -> None:
-        wait_s = self._scheduler.due_s() - self._clock.now_s()
-        if self._is_stuck():
-            wait_s = self._config.max_stuck_s
         try:
-            async with asyncio.timeout(max(wait_s, 0.0) if math.isfinite(wait_s) else None):
+            async with asyncio.timeout(self._suspension.patience_s(self._clock.now_s())):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -1,16 +1,18 @@
 """Owns the pages that runs lend to each other by name. Never knows queues or calls beyond what they ask for.
 
 Called by the resource manager when an export's or import's turn has come, and when a run ends. An export holds its
-blocks as a run does, so they outlive the run; whoever imports holds them too. Nobody writes to a block that is shared.
+blocks as a run does, so they outlive the run; whoever imports holds them too. Nobody writes to a block that is lent.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from loopwright.control.block_pool import BlockPool
 from loopwright.control.name_table import NameTable
-from loopwright.control.ordering import Page
-from loopwright.control.pool import Pool
+from loopwright.control.ordering import Lent, Page
+from loopwright.control.page_content import PageKey, Prefix
+from loopwright.control.prefixes import Prefixes
 from loopwright.core.calls import ExportPages, ImportPages
 from loopwright.core.errors import BadRequest, LimitExceeded, NotFound
 from loopwright.core.ids import BlockId, PageName, RunId, TenantId
@@ -32,6 +34,8 @@ class Export:
     run_id: RunId
     call: ExportPages
     block_ids: tuple[BlockId, ...]
+    lent: tuple[Lent, ...]  # of each block
+    known: tuple[PageKey, ...]  # what is known of the first blocks
 
     @property
     def info(self) -> ExportInfo:
@@ -41,21 +45,22 @@ class Export:
 class Exports:
     """Every export, by identity and name."""
 
-    def __init__(self, blocks: Pool[BlockId]) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: BlockPool, prefixes: Prefixes) -> None:
+        self._blocks, self._prefixes = blocks, prefixes
         self._max_pages = int(blocks.num_total * MAX_EXPORTED_SHARE)
         self._exports: dict[Key, Export] = {}
         self._num_pages = 0
         self._of_runs: dict[RunId, set[Key]] = {}  # those that end with the run
 
-    def add(self, tenant: TenantId, run_id: RunId, call: ExportPages, pages: Sequence[Page]) -> None:
-        """Lends pages that hold KV. Raises BadRequest if the name is taken, LimitExceeded."""
+    def add(self, tenant: TenantId, run_id: RunId, call: ExportPages, pages: Sequence[Page], root: Prefix) -> None:
+        """Lends pages that hold KV and their blocks. Raises BadRequest if the name is taken, LimitExceeded."""
         key = (tenant, call.name)
         self._check_room(key, len(pages))
-        block_ids = tuple(page.id for page in pages if page.id is not None)  # what holds KV has a block
-        for block_id in block_ids:
-            self._blocks.share(block_id)
-        self._exports[key] = Export(run_id, call, block_ids)
+        block_ids = tuple(page.id for page in pages if page.id is not None)
+        assert len(block_ids) == len(pages), "a page that holds KV has no block"
+        self._blocks.share(block_ids)
+        known = self._prefixes.keys_of(pages, root)
+        self._exports[key] = Export(run_id, call, block_ids, tuple(map(_lend, pages)), known)
         self._num_pages += len(block_ids)
         if not call.persistent:
             self._of_runs.setdefault(run_id, set()).add(key)
@@ -67,11 +72,17 @@ class Exports:
         if not export.call.persistent:
             self._of_runs[export.run_id].remove((tenant, name))
         self._num_pages -= len(export.block_ids)
-        for block_id in export.block_ids:
+        for block_id, lent in zip(export.block_ids, export.lent, strict=True):
             self._blocks.give(block_id)
+            lent.num_holders -= 1
 
     def import_into(
-        self, table: NameTable[PageName, BlockId], tenant: TenantId, call: ImportPages, pages: Sequence[Page]
+        self,
+        table: NameTable[PageName, BlockId],
+        tenant: TenantId,
+        call: ImportPages,
+        pages: Sequence[Page],
+        root: Prefix,
     ) -> Imported:
         """Gives pages that have no block those of an export. Raises NotFound, and BadRequest for another number."""
         export = self._find(tenant, call.name)
@@ -81,7 +92,12 @@ class Exports:
                 field="pages",
                 hint="exported_pages says how many an export has",
             )
-        table.adopt(pages, export.block_ids)
+        self._blocks.share(export.block_ids)
+        table.back_with(pages, export.block_ids)
+        for page, lent in zip(pages, export.lent, strict=True):
+            page.lent = lent
+            lent.num_holders += 1
+        self._prefixes.note(pages, export.known, root)
         positions, tokens = export.call.positions, export.call.tokens
         return Imported(len(positions), len(pages), positions, tokens)
 
@@ -101,6 +117,10 @@ class Exports:
         held = [block_id for export in self._exports.values() for block_id in export.block_ids]
         assert self._num_pages == len(held), f"{self._num_pages} pages counted as exported, {len(held)} are"
         return held
+
+    def lent(self) -> list[Lent]:
+        """As `block_ids`, for what the blocks' holders count in."""
+        return [lent for export in self._exports.values() for lent in export.lent]
 
     def _find(self, tenant: TenantId, name: str) -> Export:
         export = self._exports.get((tenant, name))
@@ -124,3 +144,12 @@ class Exports:
                 field="pages",
                 hint="unexport what nobody imports",
             )
+
+
+def _lend(page: Page) -> Lent:
+    """One holder more of the page's block."""
+    if page.lent is None:
+        page.lent = Lent()
+        page.lent.num_holders = 1  # the page itself
+    page.lent.num_holders += 1
+    return page.lent

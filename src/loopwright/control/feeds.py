@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loopwright.control.page_content import PageKey
 from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
@@ -47,7 +48,9 @@ class Feed:
         "block_ids",
         "is_steady",
         "kv_len",
+        "num_cached",
         "num_inputs",
+        "num_recorded",
         "sampled",
         "start_kv_len",
         "view",
@@ -84,6 +87,8 @@ class Feed:
         self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
         self._sampler: SamplerRun | None = None  # chooses the token after the last input
         self._num_run = self._num_in_row = 0
+        self.num_cached = 0  # inputs whose KV was there before the call
+        self.num_recorded = kv_len  # the KV place up to which the content of pages is noted
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
         self._picked: Sequence[int] = ()  # the requests that the running row answers
 
@@ -103,9 +108,49 @@ class Feed:
         return self._is_divisible and self.num_left > self._num_drafts + 1
 
     @property
+    def has_run_many(self) -> bool:
+        """Whether the row that ran last had more than one input."""
+        return self._num_in_row > 1
+
+    @property
+    def num_skippable(self) -> int:
+        """First inputs that need not run if their KV is there: no answer depends on their hidden states."""
+        if not self._is_plain or self._num_run:
+            return 0
+        indices = (one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions)
+        return min(self.num_inputs - self._num_drafts - 1, *indices, self.num_inputs)
+
+    def page_keys(self, block_size: int, num_pages: int) -> list[PageKey]:
+        """The first inputs as full pages."""
+        starts = range(0, num_pages * block_size, block_size)
+        return [
+            (tuple(self._tokens[at : at + block_size]), tuple(self._positions[at : at + block_size])) for at in starts
+        ]
+
+    def skip(self, num_inputs: int) -> None:
+        """Leaves out first inputs, whose KV is there."""
+        assert num_inputs <= self.num_skippable
+        self._num_run += num_inputs
+        self.kv_len += num_inputs
+        self.num_cached = num_inputs
+        self.num_recorded = self.kv_len
+
+    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens and positions that ran at KV places num_recorded … kv_len - 1; none if they do not say all."""
+        if not self._is_plain:
+            return (), ()
+        start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
+        return self._tokens[start:end], self._positions[start:end]
+
+    @property
     def is_last_row(self) -> bool:
         """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
         return self._num_in_row == self.num_left and not self._num_drafts
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each input is a token that sees all that lies before it."""
+        return not self._slots and self._mask is None and self.view is None
 
     def next_row(self, max_tokens: int) -> ForwardRow:
         """The next chunk, of at most `max_tokens` inputs, as a row that will run."""
@@ -128,7 +173,7 @@ class Feed:
     def result(self, num_pages: int) -> Forwarded:
         """What a forward that is over completes with."""
         found = RowResult(self.sampled, [self._found[place] for place in range(len(self._distributions))])
-        return forwarded(found, self._sampling, self.kv_len, num_pages)
+        return forwarded(found, self._sampling, self.kv_len, num_pages, self.num_cached)
 
     def _next_row(self, max_tokens: int) -> ForwardRow:
         self._num_in_row = min(max_tokens, self.num_left)
@@ -167,7 +212,9 @@ class Feed:
         )
 
 
-def forwarded(row: RowResult, sampling: Sampling | None, kv_len: int = 0, num_pages: int = 0) -> Forwarded:
+def forwarded(
+    row: RowResult, sampling: Sampling | None, kv_len: int = 0, num_pages: int = 0, cached_tokens: int = 0
+) -> Forwarded:
     """What a row or a head completes with."""
     return Forwarded(
         kv_len=kv_len,
@@ -179,6 +226,7 @@ def forwarded(row: RowResult, sampling: Sampling | None, kv_len: int = 0, num_pa
         logprobs=tuple(one.logprob for one in row.sampled),
         top_logprobs=tuple(one.top_logprobs for one in row.sampled) if sampling and sampling.top_logprobs else (),
         logprob_kind=None if sampling is None else sampling.logprobs,
+        cached_tokens=cached_tokens,
     )
 
 

@@ -6,15 +6,18 @@ It exists to compare policies, so it is simple and not fast.
 
 import math
 from collections import deque
+from typing import TypeAlias
 
-from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
 from loopwright.control.policies import Adaptive, Policy, make_policy
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.core.ids import RunId
+
+AnyScheduler: TypeAlias = "Scheduler | GroupingScheduler"
 
 
-def make_scheduler(config: ControlConfig, resources: ResourceManager) -> "Scheduler | GroupingScheduler":
+def make_scheduler(config: ControlConfig, resources: ResourceManager) -> AnyScheduler:
     """The scheduler for the configured policy."""
     policy = make_policy(
         config.policy, num_calls=config.policy_calls, wait_s=config.policy_wait_s, max_wait_s=config.policy_max_wait_s
@@ -35,19 +38,42 @@ class GroupingScheduler:
         self._ready: list[tuple[float, OpenCall]] = []  # of no group yet, by the time when they became ready
         self._groups: deque[list[OpenCall]] = deque()
         self._ran: list[OpenCall] = []  # in the step that was formed last
+        self.suspended: dict[RunId, list[OpenCall]] = {}
+        self.is_blocked = False
 
     def add(self, call: OpenCall, now_s: float) -> None:
         """Takes a call that waits for nobody any more."""
+        if call.run_id in self.suspended:
+            self.suspended[call.run_id].append(call)
+            return
         self._settle_groups(now_s)
         self._ready.append((max(now_s, self._ready[-1][0]) if self._ready else now_s, call))
 
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""
 
+    def restored(self, call: OpenCall) -> None:
+        """Nothing: the call ran, so it is ready anew."""
+
+    def suspend(self, run_id: RunId) -> None:
+        """Leaves the run's calls out of all steps from now on."""
+        grouped = [call for group in self._groups for call in group]
+        ready = [call for _, call in self._ready]
+        self.suspended[run_id] = [call for call in grouped + ready if call.run_id == run_id and not call.is_over]
+        self._ready = [one for one in self._ready if one[1].run_id != run_id]
+        groups = ([call for call in group if call.run_id != run_id] for group in self._groups)
+        self._groups = deque(group for group in groups if group)
+
+    def resume(self, run_id: RunId) -> None:
+        """Ends what `suspend` began. The run's calls are a group, the last one."""
+        if calls := [call for call in self.suspended.pop(run_id, ()) if not call.is_over]:
+            self._groups.append(calls)
+
     def form(self, now_s: float) -> Step:
         """What the next step runs: calls of one group; no call if none can, or if no group is due."""
+        self.is_blocked = False
         for call in self._ran:
-            if not call.is_over and isinstance(call.work, Feed):
+            if not call.is_over:
                 self.add(call, now_s)
         self._ran = []
         self._settle_groups(now_s)
@@ -56,7 +82,7 @@ class GroupingScheduler:
             self._groups, self._ready = deque([waiting]), []
         for group in self._groups:
             step = self._form_of(group, now_s)
-            if step.calls or step.refused:
+            if step.calls or step.refused or step.settled:
                 return step
         return Step(self._resources.shape.block_size)
 
@@ -82,9 +108,10 @@ class GroupingScheduler:
         one_group = Scheduler(self._config, self._resources)
         for call in group:
             if not call.is_over:
-                one_group.add(call, now_s)
+                one_group.put(call)
         step = one_group.form(now_s)
-        gone = {id(call) for call in (*step.calls, *(call for call, _ in step.refused))}
+        self.is_blocked = self.is_blocked or one_group.is_blocked
+        gone = {id(call) for call in (*step.calls, *step.settled, *(call for call, _ in step.refused))}
         group[:] = [call for call in group if not call.is_over and id(call) not in gone]
         if step.calls:
             self._ran = step.calls

@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 from loopwright.control import checks
 from loopwright.control.feeds import Feed
 from loopwright.control.name_table import IdT, NameT, NameTable
-from loopwright.control.ordering import Embed, OpenCall, Page, Resource
+from loopwright.control.ordering import Embed, OpenCall, Page, Resource, is_lent
 from loopwright.control.resource_manager import Holdings
 from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
@@ -105,7 +105,7 @@ def _prepare_copy(one: OpenCall, call: CopyPage, holdings: Holdings, shape: Engi
     source, target = holdings.pages.find(call.source, "source"), holdings.pages.find(call.target, "target")
     if source is target:
         raise BadRequest(f"target: page {call.target} is the source too", field="target")
-    _check_unshared(holdings, [target], (call.target,), "target")
+    _check_unshared([target], (call.target,), "target")
     one.pages, one.page_reads, one.page_writes = [source, target], [source], [target]
 
 
@@ -113,7 +113,7 @@ def _prepare_shift(one: OpenCall, call: ShiftKv, holdings: Holdings, shape: Engi
     checks.check_shift(call, len(call.pages) * shape.block_size)
     first, last = call.start // shape.block_size, -(-(call.start + call.size) // shape.block_size)
     pages = holdings.pages.find_all(call.pages, "pages")[first:last]
-    _check_unshared(holdings, pages, call.pages[first:last], "pages")
+    _check_unshared(pages, call.pages[first:last], "pages")
     one.pages, one.page_reads, one.page_writes = list(pages), pages, list(pages)
 
 
@@ -198,7 +198,7 @@ def _set_pages(
     """`end` is one past the last KV place that the call may write."""
     pages = holdings.pages.find_all(call.pages, "pages")
     first, last = call.kv_len // shape.block_size, -(-end // shape.block_size)
-    _check_unshared(holdings, pages[first:last], call.pages[first:last], "pages")
+    _check_unshared(pages[first:last], call.pages[first:last], "pages")
     one.pages, one.page_writes = pages, pages[first:last]
     one.page_reads = pages[: -(-call.kv_len // shape.block_size)]
 
@@ -214,9 +214,9 @@ def _row_view(
     return None if window is None and not hidden else RowView(block_size, hidden, window)
 
 
-def _check_unshared(holdings: Holdings, pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:
+def _check_unshared(pages: Sequence[Page], names: Sequence[PageName], field: str) -> None:
     for page, name in zip(pages, names, strict=True):
-        if page.num_names > 1 or holdings.pages.is_shared(page):
+        if page.num_names > 1 or is_lent(page):
             sharers = f"{page.num_names} names" if page.num_names > 1 else "an export or another run"
             raise BadRequest(
                 f"{field}: page {name} is shared by {sharers}; copy it first",

@@ -94,16 +94,25 @@ class NameTable(Generic[NameT, IdT]):
                 resource.id = self._pool.take()
                 self.num_backed += 1
 
-    def adopt(self, resources: Sequence[Resource[IdT]], units: Sequence[IdT]) -> None:
-        """Gives each of the resources, which have no unit yet, a share of one that somebody holds."""
+    def back_with(self, resources: Iterable[Resource[IdT]], units: Iterable[IdT]) -> None:
+        """Gives each, which has none, a unit that the caller has taken for it."""
         for resource, unit in zip(resources, units, strict=True):
-            self._pool.share(unit)
+            assert resource.id is None
             resource.id = unit
             self.num_backed += 1
 
-    def is_shared(self, resource: Resource[IdT]) -> bool:
-        """Whether others than this run hold its unit, or will once an export's turn has come."""
-        return resource.num_exporting > 0 or (resource.id is not None and self._pool.is_shared(resource.id))
+    def unback(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Takes the units of resources that live on."""
+        for resource in resources:
+            self._give_back(resource)
+
+    def replace(self, resource: Resource[IdT]) -> tuple[IdT, IdT]:
+        """Gives the resource a fresh unit for its old one; returns both, the old one first. As `back`."""
+        old, fresh = resource.id, self._pool.take()
+        assert old is not None
+        self._give_back(resource)
+        self.back_with([resource], [fresh])
+        return old, fresh
 
     def bind_backed(self, names: Sequence[NameT], field: str) -> list[Resource[IdT]]:
         """As `bind_new`, each with its unit. Raises also what says that the pool has too few now."""
@@ -166,9 +175,16 @@ class NameTable(Generic[NameT, IdT]):
             return
         self.num_held -= 1
         if resource.id is not None:
-            self._pool.give(resource.id)
-            resource.id = None
-            self.num_backed -= 1
+            self._give_back(resource)
+
+    def _give_back(self, resource: Resource[IdT]) -> None:
+        assert resource.id is not None
+        self._pool.give(resource.id)
+        resource.id = None
+        self.num_backed -= 1
+        if resource.lent is not None:
+            resource.lent.num_holders -= 1
+            resource.lent = None
 
     def _none_free(self, num_asked: int) -> LoopwrightError:
         return self._kind.none_free(

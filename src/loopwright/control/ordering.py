@@ -10,7 +10,7 @@ Called by the controller when a call is issued, fails or is over. The rules:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from loopwright.control.feeds import Feed
 from loopwright.control.inbox import Inbox
@@ -19,10 +19,22 @@ from loopwright.core.calls import ClearQueue, QueueCall
 from loopwright.core.errors import ErrorInfo, Poisoned
 from loopwright.core.ids import BlockId, CallId, PageName, QueueName, RunId, SlotId
 
+if TYPE_CHECKING:
+    from loopwright.control.page_content import PageContent
+
 IdT = TypeVar("IdT", bound=int)
 
 Work: TypeAlias = Feed | EmbedRow | HeadRow | None
 """What a call gives the engine; None for calls that need no engine, and for a copy, which is made when it runs."""
+
+
+class Lent:
+    """A block that an export lent."""
+
+    __slots__ = ("num_holders",)
+
+    def __init__(self) -> None:
+        self.num_holders = 0  # exports, and pages that were exported or imported; not what the cache found for others
 
 
 class Resource(Generic[IdT]):
@@ -31,15 +43,18 @@ class Resource(Generic[IdT]):
     `id` is the block or slot behind it; a page that a forward binds has none until that forward starts."""
 
     __slots__ = (
-        "id", "num_exporting", "num_holds", "num_names", "readers", "rewritten_by", "taints", "writer", "written",
+        "content", "id", "lent", "num_exchanging", "num_holds", "num_names", "readers", "rewritten_by", "taints",
+        "writer", "written",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
-        self.num_exporting = 0  # those of them that will share it with other runs
+        self.num_exchanging = 0  # those of them that export it, or give it an exported block
+        self.lent: Lent | None = None  # if its block is, or was, part of an export
         self.written = 0  # bit i: offset i has been written since the block was taken
+        self.content: PageContent | None = None  # of a page: what is known of its KV
         self.writer: OpenCall | None = None  # the last one issued, if not over
         self.readers: dict[OpenCall, None] = {}  # not over, issued since the last writer, in order
         self.rewritten_by = 0  # the number of the last call that was to write all of it
@@ -72,7 +87,7 @@ class OpenCall:
     __slots__ = (
         "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
         "is_running", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes", "pages",
-        "queue", "rank", "run_id", "served_at", "work",
+        "queue", "rank", "restoring", "run_id", "served_at", "work",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +105,7 @@ class OpenCall:
         self.embed_writes: Sequence[Embed] = ()
         self.grown: list[PageName] = []  # names that the call itself bound: those of the last pages
         self.work: Work = None
+        self.restoring: Feed | None = None  # what brings dropped pages back, before the work goes on
         self.num_blockers = 0
         self.dependents: list[tuple[OpenCall, bool]] = []  # who waits, and whether a failure reaches it
         self.failure: ErrorInfo | None = None
@@ -99,6 +115,21 @@ class OpenCall:
     def is_paused(self) -> bool:
         """Whether it waits for its own program."""
         return isinstance(self.work, Feed) and self.work.is_paused
+
+    @property
+    def feed(self) -> Feed | None:
+        """What the call's next row is made of, if it is a forward's."""
+        return self.restoring or (self.work if isinstance(self.work, Feed) else None)
+
+
+def is_lent(page: Page) -> bool:
+    """Whether an export or another run holds the page's block by name, or will once a call's turn has come."""
+    return page.num_exchanging > 0 or (page.lent is not None and page.lent.num_holders > 1)
+
+
+def is_dropped(page: Page) -> bool:
+    """Whether the page's KV has to be computed again before somebody reads it."""
+    return page.id is None and page.written != 0
 
 
 def taint(call: OpenCall) -> ErrorInfo | None:

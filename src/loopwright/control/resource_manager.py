@@ -5,15 +5,20 @@ next row needs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loopwright.control.block_pool import BlockPool
+from loopwright.control.dropping import Dropping, Restoration
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import AnyResource, OpenCall, Page, Resource
+from loopwright.control.ordering import AnyResource, OpenCall, Page, Resource, is_dropped
+from loopwright.control.page_content import Prefix
 from loopwright.control.pool import Pool
+from loopwright.control.prefixes import Cached, Prefixes
+from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,
@@ -49,26 +54,38 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
+    root: Prefix  # before the first page: whose pages they are
     masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateCopy:
+    """A page that others share and a call is about to write gets a block of its own, once `copy` has run."""
+
+    page: Page
+    copy: BlockCopy
 
 
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
-    def __init__(self, shape: EngineShape) -> None:
+    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True) -> None:
         self.shape = shape
-        self.blocks = Pool(BlockId(number) for number in range(shape.num_blocks))
+        self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
-        self.exports = Exports(self.blocks)
         self._holdings: dict[RunId, Holdings] = {}
+        self._prefixes = Prefixes(self.blocks, shape.block_size, binds=prefix_cache)
+        self.exports = Exports(self.blocks, self._prefixes)
+        self._dropping = Dropping(self.blocks, shape.block_size)
+        self._copies: list[PrivateCopy] = []
         self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> Holdings:
-        """Begins a run that holds nothing."""
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
+        """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
         assert run_id not in self._holdings, f"run {run_id} is open"
         pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
         embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds)
+        self._holdings[run_id] = Holdings(pages, embeds, Prefix(tenant))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -95,7 +112,9 @@ class ResourceManager:
         holdings = self._holdings[run_id]
         match call:
             case AllocatePages():
-                holdings.pages.bind_backed(call.pages, "pages")
+                fresh = holdings.pages.bind_new(call.pages, "pages")
+                if holdings.pages.can_back(len(fresh)):  # else who writes there waits for blocks
+                    holdings.pages.back(fresh)
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
                 _pass_masks(holdings.masked, call.pages)
@@ -115,9 +134,9 @@ class ResourceManager:
         holdings.pages.hold(call.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
-        if isinstance(call.call, ExportPages):
+        if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
-                page.num_exporting += 1
+                page.num_exchanging += 1
 
     def release(self, call: OpenCall) -> None:
         """Ends `hold`. A call that failed also loses the names it bound: its program finds the pages as they were."""
@@ -127,23 +146,25 @@ class ResourceManager:
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
             _pass_masks(holdings.masked, mine)
-        if isinstance(call.call, ExportPages):
+        self._dropping.abandon(call)
+        if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
-                page.num_exporting -= 1
+                page.num_exchanging -= 1
         holdings.pages.drop(call.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
 
     def exchange(self, call: OpenCall, tenant: TenantId) -> Done | Imported:
         """Exports, unexports or imports, when the call's turn has come. Raises, and changes nothing, if it cannot."""
+        holdings = self._holdings[call.run_id]
         match call.call:
             case ExportPages(positions=positions):
                 self._check_kv(call.pages, len(positions), {}, "positions")
-                self.exports.add(tenant, call.run_id, call.call, call.pages)
+                self.exports.add(tenant, call.run_id, call.call, call.pages, holdings.root)
             case UnexportPages(name=name):
                 self.exports.remove(tenant, name)
             case ImportPages():
-                imported = self.exports.import_into(self._holdings[call.run_id].pages, tenant, call.call, call.pages)
+                imported = self.exports.import_into(holdings.pages, tenant, call.call, call.pages, holdings.root)
                 self._mark_kv(call.pages, 0, imported.kv_len)
                 return imported
         return Done()
@@ -170,13 +191,23 @@ class ResourceManager:
     def secure(self, call: OpenCall) -> bool:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
 
+        Inputs that the prefix cache has need not run. Pages that others share and the call writes are its own now; if
+        that takes copies, which `take_copies` returns, they run before the call does.
         A segment binds names as it needs pages: raises BadRequest if one is bound, OutOfPages beyond a limit."""
+        if not self._restore(call):
+            return False
+        if call.restoring is not None:
+            return True
         if isinstance(call.work, Feed):
             return self._secure_feed(call, call.work)
         table = self._holdings[call.run_id].pages
-        if not table.can_back(sum(page.id is None for page in call.pages)):
+        num_shared = self._num_shared(call.page_writes)
+        if not table.can_back(num_shared + sum(page.id is None for page in call.pages)):
             return False
         table.back(call.pages)
+        if isinstance(call.call, CopyPage | ShiftKv):
+            first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
+            self._make_writable(table, call.page_writes, first % self.shape.block_size)
         return True
 
     def shrink(self, call: OpenCall) -> None:
@@ -198,15 +229,73 @@ class ResourceManager:
         _pass_masks(self._holdings[call.run_id].masked, mine)
         table.drop(pages)
 
+    def finish_restoring(self, call: OpenCall) -> None:
+        """What `secure` found dropped has run again."""
+        self._dropping.finish(call, self._holdings[call.run_id].pages)
+
+    def has_dropped(self, call: OpenCall) -> bool:
+        """Whether pages that the call needs have to be restored before it runs."""
+        return self._may_have_dropped(call) and any(map(is_dropped, self._needed_pages(call)))
+
+    def has_room(self, calls: Iterable[OpenCall]) -> bool:
+        """Whether there are blocks for all that the calls need to go on."""
+        calls = list(calls)
+        unbacked = {page for call in calls for page in self._needed_pages(call) if page.id is None}
+        return len(unbacked) + sum(map(self._num_new, calls)) <= self.blocks.num_free
+
+    def drop(self, run_id: RunId, open_calls: Collection[OpenCall]) -> bool:
+        """Takes the blocks of a run, of which no call runs, as far as they can be computed again. Whether some are free
+        now that were not."""
+        assert not any(call.is_running for call in open_calls), f"run {run_id} runs"
+        num_free, table = self.blocks.num_free, self._holdings[run_id].pages
+        if table.num_backed == 0 and not any(call.restoring for call in open_calls):
+            return False
+        for call in open_calls:
+            if call.restoring is not None:
+                self._dropping.abandon(call)
+            if isinstance(call.work, Feed):
+                self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
+                self.record(call)
+        pages = {*table.names.values(), *(page for call in open_calls for page in call.pages)}
+        self._dropping.drop(table, self._dropping.droppable(pages))
+        for call in open_calls:
+            if isinstance(call.work, Feed):
+                call.work.block_ids.clear()  # secured again when it goes on
+        return self.blocks.num_free > num_free
+
+    def can_join(self, call: OpenCall) -> bool:
+        """Whether the call could run in a step with what it waits for: nothing has to run before that."""
+        return not self.has_dropped(call) and not self._num_shared(call.page_writes)
+
+    def take_copies(self) -> list[PrivateCopy]:
+        """What has to run before the call that was secured last."""
+        taken, self._copies = self._copies, []
+        return taken
+
+    def advance(self, call: OpenCall) -> int:
+        """How many calls issued earlier a feed may overtake, for what the prefix cache has of it."""
+        assert isinstance(call.work, Feed)
+        return self._prefixes.advance(call, call.work, self._holdings[call.run_id].root)
+
+    def record(self, call: OpenCall) -> None:
+        """Notes what a feed wrote, so that others need not compute it again."""
+        assert isinstance(call.work, Feed)
+        self._prefixes.record(call, call.work, self._holdings[call.run_id].root)
+
     def mark_written(self, call: OpenCall) -> None:
         """Notes what a call that is over wrote. A feed that failed wrote what its finished chunks did."""
         if isinstance(call.work, Feed):
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
+            self.record(call)
         if call.failure is not None:
             return
         if isinstance(call.call, CopyPage | EmbedText | Forward):
             for resource, bits in writes_of(call, self.shape.block_size):
                 resource.written |= bits
+        if isinstance(call.call, CopyPage):
+            self._prefixes.record_copy(call.call, *call.pages)
+        elif isinstance(call.call, ShiftKv):
+            self._prefixes.cut(call.page_writes, call.call.start % self.shape.block_size)
 
     def mark_lost(self, call: OpenCall) -> None:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
@@ -228,8 +317,17 @@ class ResourceManager:
             embeds = {embed for call in calls for embed in (*call.embed_reads, *call.embed_writes)}
             blocks += _check_table(holdings.pages, pages, num_holds)
             slots += _check_table(holdings.embeds, embeds, num_holds)
+        self._check_lent(held_by_calls)
+        restoring = [call.restoring for calls in held_by_calls.values() for call in calls]
+        blocks += [block for one in restoring if isinstance(one, Restoration) for block in one.blocks]
         self.blocks.check_integrity(blocks)
         self.slots.check_integrity(slots)
+
+    def _check_lent(self, held_by_calls: Mapping[RunId, Sequence[OpenCall]]) -> None:
+        pages = {page for calls in held_by_calls.values() for call in calls for page in call.pages}
+        pages.update(page for holdings in self._holdings.values() for page in holdings.pages.names.values())
+        counted = Counter([*self.exports.lent(), *(page.lent for page in pages if page.lent is not None)])
+        assert all(lent.num_holders == num for lent, num in counted.items()), "holders of lent blocks do not add up"
 
     def _mask(self, holdings: Holdings, call: MaskPage) -> None:
         holdings.pages.find(call.page, "page")
@@ -257,8 +355,40 @@ class ResourceManager:
                     f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
                 )
 
-    def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
+    def _restore(self, call: OpenCall) -> bool:
+        """Begins to restore what the call needs and has lost, if anything. False if the pool has too few blocks now."""
+        while call.restoring is None and self._may_have_dropped(call):
+            pages = self._needed_pages(call)
+            dropped = next((page for page in reversed(pages) if is_dropped(page)), None)
+            if dropped is None:
+                return True
+            num_more = self._num_new(call) + sum(page.id is None and not page.written for page in pages)
+            if not self._dropping.begin(call, dropped, num_more):
+                return False
+            assert call.restoring is not None
+            if call.restoring.num_inputs == 0:  # the cache has all of it
+                self.finish_restoring(call)
+        return True
+
+    def _may_have_dropped(self, call: OpenCall) -> bool:
+        """Whether the call's run has pages without a block: most never do."""
         table = self._holdings[call.run_id].pages
+        return table.num_held != table.num_backed
+
+    def _needed_pages(self, call: OpenCall) -> Sequence[Page]:
+        """Of the pages that the call has, those that its next row may touch."""
+        if not isinstance(call.work, Feed):
+            return call.pages
+        return call.pages[: -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size)]
+
+    def _num_new(self, call: OpenCall) -> int:
+        """Pages that the call needs to go on and has no name for yet."""
+        if not isinstance(call.work, Feed):
+            return 0
+        return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
+
+    def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
+        table, root, size = self._holdings[call.run_id].pages, self._holdings[call.run_id].root, self.shape.block_size
         num_held = len(feed.block_ids)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_new = max(0, num_needed - len(call.pages))
@@ -269,7 +399,14 @@ class ResourceManager:
             first = call.call.grow_from + len(call.grown)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
-        if not table.can_back(num_new + sum(page.id is None for page in needed)):
+        cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
+        num_cached, num_before = len(cached.blocks), feed.kv_len // size
+        first_written = max(num_held, num_before + num_cached)
+        num_fresh = num_new + sum(page.id is None for page in needed) - num_cached
+        self.blocks.share(cached.blocks)
+        if not table.can_back(num_fresh + self._num_shared(call.pages[first_written:num_needed])):
+            for block in cached.blocks:
+                self.blocks.give(block)
             return False
         if num_new:
             fresh = table.bind_new(names, "grow_from")
@@ -280,9 +417,29 @@ class ResourceManager:
             call.pages += fresh
             call.page_writes += fresh
             needed += fresh
+        if num_cached:
+            pages = call.pages[num_before : num_before + num_cached]
+            table.back_with(pages, cached.blocks)
+            self._prefixes.bind(pages, cached)
+            feed.skip(num_cached * size)
         table.back(needed)
+        self._make_writable(table, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
         feed.block_ids.extend(page.id for page in needed if page.id is not None)
         return True
+
+    def _num_shared(self, pages: Sequence[Page]) -> int:
+        return sum(page.id is not None and self.blocks.num_others(page.id) > 0 for page in pages)
+
+    def _make_writable(self, table: NameTable[PageName, BlockId], pages: Sequence[Page], offset: int) -> None:
+        """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written."""
+        self._prefixes.cut(pages, offset)
+        for page in pages:
+            assert page.id is not None
+            if self.blocks.num_others(page.id) == 0:
+                self.blocks.disown(page.id)
+            else:
+                old, fresh = table.replace(page)
+                self._copies.append(PrivateCopy(page, BlockCopy(old, fresh, 0, 0, self.shape.block_size)))
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size

@@ -17,11 +17,12 @@ from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
 from loopwright.control.policies import PolicyName
-from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.resource_manager import PrivateCopy, ResourceManager
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
+from loopwright.core.ids import RunId
 
 PRIORITY_STEPS = 8
 """When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
@@ -33,7 +34,9 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
     max_batch_tokens: int = 512
-    max_stuck_s: float = 0.1  # how long calls that all wait for blocks may do so before one of them fails
+    prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
+    max_idle_s: float = 0.02  # how long a run without calls keeps its pages if others wait for some
+    max_stuck_s: float = 0.1  # how long calls may all wait for pages that cannot be dropped before one fails
     policy: PolicyName = "adaptive"  # when waiting calls become a batch; the others are there to compare
     policy_calls: int = 8  # k-only: calls of a batch
     policy_max_wait_s: float = 0.1  # k-only: a batch may be smaller after so long
@@ -51,6 +54,7 @@ class Step:
     """A batch in the making, with the call of each of its entries."""
 
     block_size: int
+    private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
     copies: list[OpenCall] = field(default_factory=list)
     shifts: list[OpenCall] = field(default_factory=list)
     embeds: list[OpenCall] = field(default_factory=list)
@@ -58,13 +62,19 @@ class Step:
     heads: list[OpenCall] = field(default_factory=list)
     joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
+    settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
     batch_rows: list[ForwardRow] = field(default_factory=list)
     num_short: int = 0  # the first so many rows are of one token
 
     @property
     def calls(self) -> list[OpenCall]:
-        """All calls of the batch."""
-        return [*self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+        """All calls of the batch, and those that wait for its private copies."""
+        return [*self.copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
+
+    @property
+    def copying(self) -> list[OpenCall]:
+        """Calls that run once the step has made their private copies, which is all that it does for them."""
+        return list(dict.fromkeys(call for call, _ in self.private))
 
     def light_list(self, call: OpenCall) -> list[OpenCall] | None:
         """Where a call that is no feed belongs; None if it needs no engine."""
@@ -92,7 +102,7 @@ class Step:
 
     def batch(self) -> Batch:
         return Batch(
-            copies=[_block_copy(call) for call in self.copies],
+            copies=[*(one.copy for _, one in self.private), *(_block_copy(call) for call in self.copies)],
             shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
             embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
             rows=self.batch_rows,
@@ -109,17 +119,45 @@ class Scheduler:
         self._num_formed = 0  # steps, so far
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
-        self._long: list[OpenCall] = []  # feeds with more, by rank
+        self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
+        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
+        self.is_blocked = False  # whether a call found too few blocks when the last step was formed
 
     def add(self, call: OpenCall, now_s: float) -> None:
         """Takes a call that waits for nobody any more. When it came does not matter: what waits runs."""
-        if not isinstance(call.work, Feed):
-            self._light.append(call)
-        elif call.work.num_left == 1:
-            call.served_at = self._num_formed
-            self._short.append(call)
-        else:
+        if isinstance(call.work, Feed) and call.work.num_left > 1:
+            call.rank -= self._resources.advance(call)
+        self.put(call)
+
+    def put(self, call: OpenCall) -> None:
+        """As `add`, for a call that was here before."""
+        if call.run_id in self.suspended:
+            self.suspended[call.run_id].append(call)
+        elif self._resources.has_dropped(call) or (isinstance(call.work, Feed) and call.work.num_left > 1):
             insort(self._long, call, key=lambda one: one.rank)
+        elif isinstance(call.work, Feed):
+            self._put_short(call)
+        else:
+            self._light.append(call)
+
+    def restored(self, call: OpenCall) -> None:
+        """Takes note that the call has its dropped pages back."""
+        self._long.remove(call)
+        self.put(call)
+
+    def suspend(self, run_id: RunId) -> None:
+        """Leaves the run's calls out of all steps from now on."""
+        mine = [call for call in self.waiting() if call.run_id == run_id]
+        self.suspended[run_id] = mine
+        self._light, self._short, self._long = (
+            [call for call in calls if call.run_id != run_id] for calls in (self._light, self._short, self._long)
+        )
+
+    def resume(self, run_id: RunId) -> None:
+        """Ends what `suspend` began."""
+        for call in self.suspended.pop(run_id, ()):
+            if not call.is_over:
+                self.put(call)
 
     def reorder(self) -> None:
         """For whoever changed the rank of calls that may be here."""
@@ -128,6 +166,7 @@ class Scheduler:
     def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
         step = Step(self._resources.shape.block_size)
+        self.is_blocked = False
         self._num_formed += 1
         self._take_light(step)
         self._take_short(step)
@@ -143,6 +182,10 @@ class Scheduler:
     def due_s(self) -> float:
         """When a step could be formed though nothing else happens: never, for what can run, runs."""
         return math.inf
+
+    def _put_short(self, call: OpenCall) -> None:
+        call.served_at = self._num_formed
+        self._short.append(call)
 
     def _take_light(self, step: Step) -> None:
         waiting = [call for call in self._light if not call.is_over]
@@ -174,12 +217,16 @@ class Scheduler:
                 insort(self._long, call, key=lambda one: one.rank)
             elif len(rows) == max_rows:
                 unserved.append(call)
+            elif feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+                if call.restoring is not None:  # it reached a page that was dropped, with what stood there before
+                    insort(self._long, call, key=lambda one: one.rank)
+                    continue
+                served.append(call)
+                call.served_at = self._num_formed
+                rows.append(call)
+                batch_rows.append(feed.next_row(1))
             else:
                 served.append(call)
-                if feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
-                    call.served_at = self._num_formed
-                    rows.append(call)
-                    batch_rows.append(feed.next_row(1))
         self._short = unserved + served
         step.num_short = len(rows)
 
@@ -193,29 +240,35 @@ class Scheduler:
                 break
             if call.is_over:
                 continue
-            feed = call.work
-            assert isinstance(feed, Feed)
-            is_fitting = feed.is_chunkable or feed.num_left <= budget or is_first
+            feed = call.feed
+            is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
-            if is_fitting and not feed.is_paused and (call.is_started or not is_blocked):
+            if is_fitting and not call.is_paused and (call.is_started or not is_blocked):
                 if self._admit(call, step):
+                    feed = call.feed
+                    if feed is None:  # the cache had the dropped pages of a call that is no feed
+                        if step.light_list(call) is None:
+                            step.settled.append(call)
+                        else:
+                            self.put(call)
+                        continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
                     step.batch_rows.append(row)
                     budget -= row.num_tokens
                     is_first = False
-                    if _will_be_short(feed, row):
-                        call.served_at = self._num_formed
-                        self._short.append(call)
+                    if call.restoring is None and _will_be_short(feed, row):
+                        self._put_short(call)
                         continue
-                elif not _is_refused(call, step):
+                elif not _is_refused(call, step) and not _is_copying(call, step):
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
 
     def _take_joining(self, step: Step) -> None:
         """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
-        frontier = deque([call for call in step.calls if call.dependents])
+        calls = chain(step.copies, step.shifts, step.embeds, step.rows, step.heads)
+        frontier = deque([call for call in calls if call.dependents and call.restoring is None])
         if not frontier:
             return
         joining = Joining(self._resources.shape.block_size)
@@ -244,13 +297,14 @@ class Scheduler:
         step.rows.append(call)
         step.batch_rows.append(row)
         if _will_be_short(feed, row):
-            call.served_at = self._num_formed
-            self._short.append(call)
+            self._put_short(call)
         elif row.num_tokens < feed.num_left:
             insort(self._long, call, key=lambda one: one.rank)
         return True
 
     def _secure(self, call: OpenCall, promised: Mapping[AnyResource, int]) -> bool:
+        if not self._resources.can_join(call):
+            return False
         try:
             self._resources.check_reads(call, promised)
             call.is_started = self._resources.secure(call)
@@ -264,12 +318,15 @@ class Scheduler:
             if not call.is_started:
                 self._resources.check_reads(call)
             if not self._resources.secure(call):
+                self.is_blocked = True
                 return False
         except LoopwrightError as error:
             step.refused.append((call, error))
             return False
         call.is_started = True
-        return True
+        copies = self._resources.take_copies()
+        step.private += [(call, copy) for copy in copies]
+        return not copies
 
 
 _NOTHING = RowResult()
@@ -282,6 +339,10 @@ def _turn(call: OpenCall) -> int:
 
 def _is_refused(call: OpenCall, step: Step) -> bool:
     return bool(step.refused) and step.refused[-1][0] is call
+
+
+def _is_copying(call: OpenCall, step: Step) -> bool:
+    return bool(step.private) and step.private[-1][0] is call
 
 
 def _will_be_short(feed: Feed, row: ForwardRow) -> bool:

@@ -30,7 +30,7 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_grammar", "_is_choice", "_is_plain", "_match", "_matcher", "_max_context", "_may_force",
+        "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
         "_num_prompt", "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens",
         "top_logprobs",
     )  # fmt: skip
@@ -62,7 +62,7 @@ class SegmentFeed(Feed):
         self._may_force = self._is_choice = True
         # A steady row carries no more than a plain segment needs.
         is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
-        self._is_plain = not is_special and not call.sampling.top_logprobs
+        self._is_usual = not is_special and not call.sampling.top_logprobs
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
@@ -136,6 +136,20 @@ class SegmentFeed(Feed):
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
             sampler_state=self._sampler_state(),
+            cached_tokens=self.num_cached,
+        )
+
+    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        if self.view is not None:
+            return (), ()
+        start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
+        prompt, positions = self._call.tokens[start:end], self._call.positions[start:end]
+        first = max(start - self._num_prompt, 0)
+        num_sampled = max(end - self._num_prompt, 0)
+        after_prompt = self._call.positions[-1] + 1
+        return (
+            (*prompt, *self.tokens[first:num_sampled]),
+            (*positions, *range(after_prompt + first, after_prompt + num_sampled)),
         )
 
     def _sampler_state(self) -> dict[str, StateValue]:
@@ -150,6 +164,7 @@ class SegmentFeed(Feed):
         self.tokens.append(one.token_id)
         self.logprobs.append(one.logprob)
         self.kv_len += 1
+        self._num_in_row = 1
         position = self._sample_position
         if (reason := self._end_reason(one.token_id, position)) is not None:
             self._num_run, self._reason = 1, reason
@@ -174,7 +189,7 @@ class SegmentFeed(Feed):
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
-        self.is_steady = self._is_plain and self._state is None and self.view is None
+        self.is_steady = self._is_usual and self._state is None and self.view is None
         if self._state is not None:
             self._is_choice = self._call.stop_entropy is None or not self._state.forced()
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)

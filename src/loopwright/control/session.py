@@ -35,6 +35,7 @@ class InlineSession:
         self.inbox = Inbox()
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}
+        self.idle_since_s = 0.0  # if it has no open calls
         self._issuer = issuer
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:

@@ -111,6 +111,11 @@ class WatchedFeed(SegmentFeed):
                 self._samplers[len(self.tokens)] = self._sampler
         return self.is_interrupted
 
+    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Of the prompt alone: what was sampled may be taken back."""
+        is_sampling = self.kv_len > self.start_kv_len + self._num_prompt
+        return ((), ()) if is_sampling else super().unrecorded()
+
     def fail(self, info: ErrorInfo) -> None:
         """It cannot run on."""
         self._error, self.sampled = info, ()

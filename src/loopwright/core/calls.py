@@ -122,7 +122,8 @@ class ClearQueue(Call, frozen=True, kw_only=True, tag="clear_queue"):
 
 
 class AllocatePages(Call, frozen=True, kw_only=True, tag="allocate_pages"):
-    """Binds each name to a fresh block of `page_size` tokens. Done, or OutOfPages and none is bound."""
+    """Binds each name to a fresh page of `page_size` tokens. Done, or OutOfPages, and none is bound, if the run or the
+    pool can never hold so many. If no block is free now, the call that writes there waits for one."""
 
     queue: QueueName
     pages: tuple[PageName, ...]

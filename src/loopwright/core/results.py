@@ -58,6 +58,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
+    cached_tokens: int = 0  # inputs that did not run, because their KV was there
 
 
 StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end", "entropy"]
@@ -83,6 +84,7 @@ class Segment(Result, frozen=True, tag="segment"):
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
     sampler_state: dict[str, StateValue] = {}  # what its sampler carried at the end
+    cached_tokens: int = 0  # of the prompt: those that did not run, because their KV was there
 
 
 class Progress(Result, frozen=True, tag="progress"):

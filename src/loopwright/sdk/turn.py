@@ -32,6 +32,7 @@ class Turn:
     logprob_kind: str = "raw"  # under the model's own distribution; "processed": under the one that was drawn from
     top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
     sampler_state: dict[str, Any] = field(default_factory=dict)  # what its sampler carried; may begin the next segment
+    cached_tokens: int = 0  # of the prompt, those whose KV somebody had computed before
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
@@ -46,6 +47,7 @@ class Turn:
             logprob_kind=payload["logprob_kind"],
             top_logprobs=top_logprobs(payload),
             sampler_state=state_of(payload.get("sampler_state", {})),
+            cached_tokens=payload.get("cached_tokens", 0),
         )
 
 

@@ -1,0 +1,79 @@
+"""Owns how many pages use each KV block, and what the prefix cache keeps when none does. Never knows pages or calls.
+
+Called by the name tables, and by `prefixes` for what is shared. A cached block that nobody uses counts as free: it is
+emptied when no other is left.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from loopwright.control.page_content import Prefix
+from loopwright.control.pool import Pool
+from loopwright.control.prefix_cache import PrefixCache
+from loopwright.core.ids import BlockId
+
+
+class BlockPool(Pool[BlockId]):
+    """The blocks of the engine. One may have many users, of any run; it is given back once by each."""
+
+    def __init__(self, ids: Iterable[BlockId]) -> None:
+        super().__init__(ids)
+        self.cache = PrefixCache()
+        self._num_users: Counter[BlockId] = Counter()
+
+    @property
+    def num_free(self) -> int:
+        return super().num_free + self.cache.num_unlocked
+
+    def take(self) -> BlockId:
+        """An empty block, for one user. The caller has looked at `num_free`."""
+        if not super().num_free:
+            self._empty(self.cache.evict())
+        block = super().take()
+        self._num_users[block] = 1
+        return block
+
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        """Gives each block one user more. They are cached or in use."""
+        for block in blocks:
+            if not self._num_users[block]:
+                self.cache.lock(block)
+            self._num_users[block] += 1
+
+    def give(self, unit: BlockId) -> None:
+        """One user less."""
+        assert self._num_users[unit] > 0, f"nobody uses block {unit}"
+        self._num_users[unit] -= 1
+        if self._num_users[unit]:
+            return
+        del self._num_users[unit]
+        if unit in self.cache:
+            self.cache.unlock(unit)
+        else:
+            super().give(unit)
+
+    def num_others(self, block: BlockId) -> int:
+        """Users of the block but one."""
+        return self._num_users[block] - 1
+
+    def keep(self, prefix: Prefix, blocks: Sequence[BlockId]) -> None:
+        """Has the cache know the prefix, whose pages are in `blocks`, all in use."""
+        self.cache.insert(prefix.tenant, prefix.keys(), blocks)
+
+    def disown(self, block: BlockId) -> None:
+        """Has the cache forget the block, for its one user is going to write there."""
+        assert self.num_others(block) == 0, f"block {block} has {self._num_users[block]} users"
+        if block in self.cache:
+            self._empty(self.cache.forget(block))
+
+    def check_integrity(self, held: Collection[BlockId]) -> None:
+        """Asserts that `held`, with a block once for each user, and the cache's blocks and the free ones are all."""
+        assert Counter(held) == self._num_users, "users of blocks do not add up"
+        self.cache.check_integrity()
+        num_unlocked = sum(block not in self._num_users for block in self._all if block in self.cache)
+        assert num_unlocked == self.cache.num_unlocked, "locks do not add up"
+        super().check_integrity({*held, *(block for block in self._all if block in self.cache)})
+
+    def _empty(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            super().give(block)

@@ -1,0 +1,137 @@
+"""Owns what control knows of pages' content: it keeps the books, feeds the prefix cache and binds what is there.
+
+Called by the resource manager before a call's row runs and after. Never takes an empty block, never decides who runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loopwright.control.block_pool import BlockPool
+from loopwright.control.feeds import Feed
+from loopwright.control.ordering import OpenCall, Page
+from loopwright.control.page_content import PageContent, PageKey, Prefix
+from loopwright.core.calls import CopyPage
+from loopwright.core.ids import BlockId
+
+CACHED_ADVANCE = 32
+"""A prompt that is all in the cache goes before so many calls issued earlier, and one of which half is before half as
+many. So what is in the cache is used before it is evicted, and no prompt is overtaken by more calls than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Pages that a call need not compute."""
+
+    before: Prefix  # what its page list holds already
+    keys: Sequence[PageKey] = ()
+    blocks: Sequence[BlockId] = ()
+
+
+class Prefixes:
+    """What of all pages is known. Without `binds`, calls compute all that they are told to."""
+
+    def __init__(self, blocks: BlockPool, block_size: int, *, binds: bool) -> None:
+        self._blocks, self._size, self._binds = blocks, block_size, binds
+
+    def find(self, call: OpenCall, feed: Feed, root: Prefix) -> Cached:
+        """What the cache has of the inputs of a call that has not started, after what its pages hold: whole pages, as
+        many as may be left out. None if a page that it writes has a block already. Changes nothing."""
+        place, offset = divmod(feed.start_kv_len, self._size)
+        num_pages = feed.num_skippable // self._size
+        if offset or num_pages == 0 or not self._binds or any(page.id is not None for page in call.pages[place:]):
+            return Cached(root)
+        before = self.after(call.pages[:place], root)
+        if before is None:
+            return Cached(root)
+        keys = feed.page_keys(self._size, num_pages)
+        blocks = self._blocks.cache.match(root.tenant, [*before.keys(), *keys])[place:]
+        return Cached(before, keys[: len(blocks)], blocks)
+
+    def advance(self, call: OpenCall, feed: Feed, root: Prefix) -> int:
+        """How many calls issued earlier the call may overtake, for what the cache has of it."""
+        return CACHED_ADVANCE * len(self.find(call, feed, root).blocks) * self._size // feed.num_left
+
+    def bind(self, pages: Sequence[Page], cached: Cached) -> None:
+        """Notes what the pages hold that were just given the cached blocks."""
+        self.note(pages, cached.keys, cached.before)
+
+    def after(self, pages: Sequence[Page], root: Prefix) -> Prefix | None:
+        """What full pages hold, one after the other; None if that is not all known, or was not computed so."""
+        before = root
+        for page in pages:
+            content = page.content
+            if content is None or content.full is None or content.before is not before:
+                return None
+            before = content.full
+        return before
+
+    def record(self, call: OpenCall, feed: Feed, root: Prefix) -> None:
+        """Notes what the feed wrote since the last time. The cache gets the pages that are full now."""
+        start, (tokens, positions) = feed.num_recorded, feed.unrecorded()
+        feed.num_recorded = feed.kv_len
+        place, offset = divmod(start, self._size)
+        # What ran in one step with a copy that it waited for began to write before the copy was noted.
+        self.cut(call.pages[place : len(feed.block_ids)], offset)
+        before = self.after(call.pages[:place], root) if tokens else None
+        if before is None or (offset and not _is_known(call.pages[place], before, offset)):
+            return
+        done, last = 0, None
+        for page in call.pages[place:]:
+            if done == len(tokens):
+                break
+            if not offset:
+                page.content = PageContent(before)
+            assert page.content is not None
+            num_tokens = min(self._size - offset, len(tokens) - done)
+            page.content.extend(tokens[done : done + num_tokens], positions[done : done + num_tokens], self._size)
+            done, offset = done + num_tokens, 0
+            if page.content.full is not None:
+                before = last = page.content.full
+        if last is not None:
+            self._keep(last, call.pages[: last.num_pages])
+
+    def cut(self, pages: Sequence[Page], offset: int) -> None:
+        """Notes that nothing is known any more from `offset` of the first page on."""
+        for place, page in enumerate(pages):
+            if page.content is not None:
+                page.content.cut(0 if place else offset)
+
+    def keys_of(self, pages: Sequence[Page], root: Prefix) -> tuple[PageKey, ...]:
+        """What is known of the first pages, one after the other; the last of them may be known in part."""
+        keys: list[PageKey] = []
+        before: Prefix | None = root
+        for page in pages:
+            content = page.content
+            if content is None or content.before is not before:
+                break
+            keys.append((tuple(content.tokens), tuple(content.positions)))
+            before = content.full
+        return tuple(keys)
+
+    def note(self, pages: Sequence[Page], keys: Sequence[PageKey], root: Prefix) -> None:
+        """Notes that first pages, which were just given blocks, hold what `keys_of` found in others."""
+        before: Prefix | None = root
+        for page, (tokens, positions) in zip(pages, keys, strict=False):
+            assert before is not None
+            page.content = PageContent(before)
+            page.content.extend(tokens, positions, self._size)
+            before = page.content.full
+
+    def record_copy(self, copy: CopyPage, source: Page, target: Page) -> None:
+        """A copy of a page's beginning holds what the page holds; any other copy is opaque."""
+        if copy.source_offset == copy.target_offset == 0 and source.content is not None:
+            size = copy.size
+            target.content = PageContent(source.content.before)
+            target.content.extend(source.content.tokens[:size], source.content.positions[:size], self._size)
+            if source.content.full is not None and target.content.full is not None:
+                target.content.full = source.content.full  # prefixes are compared by identity
+
+    def _keep(self, prefix: Prefix, pages: Sequence[Page]) -> None:
+        blocks = [page.id for page in pages if page.id is not None]
+        if len(blocks) == prefix.num_pages:
+            self._blocks.keep(prefix, blocks)
+
+
+def _is_known(page: Page, before: Prefix, offset: int) -> bool:
+    content = page.content
+    return content is not None and content.before is before and len(content.tokens) == offset
