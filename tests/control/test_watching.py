@@ -185,3 +185,31 @@ def test_watching_what_is_no_watched_segment_is_refused_and_what_is_over_is_igno
     rig.drain()
     assert run.now(Veto(handle=int(call), index=0)).error is None
     assert run.now(Acknowledge(handle=99, num_tokens=5)).error is None
+
+
+@pytest.mark.parametrize("index", [0, 1, 5, 9])
+def test_what_was_taken_back_serves_no_other_run_from_the_prefix_cache(index: int) -> None:
+    rig = Rig()
+    run, call = watched(rig, window=10)
+    rig.drain()
+    assert run.final(call) is None
+    ahead = [part.tokens[0] for part in run.parts[call]][:10]
+    run.now(Veto(handle=int(call), index=index))
+    while run.final(call) is None:
+        rig.drain()
+        if run.final(call) is not None:
+            break
+        num_tokens = max((one.first + 1 for one in run.parts[call] if one.num_vetoes), default=index)
+        run.now(Acknowledge(handle=int(call), num_tokens=num_tokens))
+    kept = list(run.segment(call).tokens)
+    assert kept[:index] == ahead[:index]
+    assert kept != ahead + kept[10:]
+    run.session.close()
+    for number, tokens in enumerate((ahead, kept)):
+        prompt, other = [*PROMPT, *tokens], rig.open(f"other {number}")
+        after = other.submit(generate(prompt, sampling=Sampling(temperature=1.0), max_tokens=3))
+        rig.drain()
+        naive = NaiveContext().generate(prompt, range(len(prompt)), Sampling(temperature=1.0), 3)
+        assert list(other.segment(after).tokens) == naive
+        other.session.close()
+    rig.assert_all_free()
