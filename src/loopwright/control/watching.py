@@ -1,6 +1,6 @@
 """Owns a watched segment: how far it may run ahead of the program that watches it, and how it goes back.
 
-Never sends anything, and never frees a page: the controller does. Made when a Generate with `watch` is issued.
+Never sends anything, and never frees a page: watched_calls does. Made when a Generate with `watch` is issued.
 """
 
 from collections.abc import Sequence
