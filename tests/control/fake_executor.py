@@ -8,9 +8,11 @@ what control promises: nothing unwritten is read, and nothing in a batch depends
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from loopwright.core.batch import (
     Batch,
@@ -26,6 +28,7 @@ from loopwright.core.batch import (
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
+from loopwright.core.samplers import StateValue
 
 if TYPE_CHECKING:
     from loopwright.core.errors import ErrorInfo
@@ -45,6 +48,11 @@ def choose(hidden: int, sampling: Sampling, position: int, counted: Sequence[int
     return sampling.allowed[drawn % len(sampling.allowed)] if sampling.allowed else drawn % VOCAB_SIZE
 
 
+def sampled_hidden(hidden: int, count: float) -> int:
+    """What the fake model chooses by when the row has a sampler, whatever its graph: it changes with each token."""
+    return mix(hidden, int(count))
+
+
 def shifted(value: int, delta: int) -> int:
     """What a KV place holds after its position was moved."""
     return mix(value, delta)
@@ -53,7 +61,13 @@ def shifted(value: int, delta: int) -> int:
 def describe(hidden: int, request: DistributionRequest) -> Distribution:
     """The fake model's distribution: recognisable by its ids."""
     ids = mix(hidden, request.k, *request.must_include)
-    return Distribution(ids.to_bytes(4, "little"), b"", covered=1.0, tail_mass=0.0, truncated=False)
+    entropy = entropy_of(hidden) if request.entropy else None
+    return Distribution(ids.to_bytes(4, "little"), b"", covered=1.0, tail_mass=0.0, truncated=False, entropy=entropy)
+
+
+def entropy_of(hidden: int) -> float:
+    """From 0 to below 10, of the distribution after a hidden state."""
+    return mix(hidden, 7) % 1000 / 100
 
 
 def is_visible(runs: Visibility, place: int) -> bool:
@@ -164,7 +178,23 @@ class FakeExecutor:
         return _answer([hidden], head)
 
 
+@dataclass(frozen=True)
+class CountedState:
+    """The fake model's idea of a sampler's state: how many tokens its sampler has chosen."""
+
+    count: float
+
+    def values(self) -> dict[str, StateValue]:
+        return {"count": self.count}
+
+
 def _answer(hiddens: Sequence[int], row: ForwardRow | HeadRow) -> RowResult:
+    if isinstance(row, ForwardRow) and row.sampler is not None:
+        state = row.sampler.state or CountedState(float(row.sampler.initial["count"]))
+        assert isinstance(state, CountedState)
+        assert not row.num_drafts
+        hiddens = [*hiddens[:-1], sampled_hidden(hiddens[-1], state.count)]
+        return replace(_answer(hiddens, replace(row, sampler=None)), sampler_state=CountedState(state.count + 1))
     distributions = [describe(hiddens[one.index], one) for one in row.distributions]
     if row.sampling is None:
         return RowResult(distributions=distributions)

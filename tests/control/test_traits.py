@@ -6,6 +6,7 @@ import pytest
 
 from loopwright.core.call_table import CALL_KINDS, op_of
 from loopwright.core.calls import (
+    Acknowledge,
     AllocateEmbeds,
     AllocatePages,
     ClearQueue,
@@ -33,6 +34,7 @@ from loopwright.core.calls import (
     ShiftKv,
     Synchronize,
     UnexportPages,
+    Veto,
 )
 from loopwright.core.host_calls import ProgramCall
 from loopwright.core.ids import EmbedName, PageName, QueueName
@@ -58,6 +60,8 @@ CALLS: tuple[QueueCall, ...] = (
     ShiftKv(queue=QUEUE, pages=(P1,), size=1, delta=3),
     ForwardText(queue=QUEUE, pages=(P1,), kv_len=1, tokens=(6,), positions=(1,)),
     generate((5,), grow_from=100, max_tokens=1),
+    Acknowledge(handle=1, num_tokens=1),
+    Veto(handle=1, index=0),
     ExportPages(queue=QUEUE, name="doc", pages=(P1,), positions=(0, 1)),
     ExportedPages(),
     ImportPages(queue=QUEUE, name="doc", pages=(P3,)),

@@ -120,6 +120,18 @@ def test_json_answer_keeps_to_its_schema_in_fewer_steps_than_it_has_tokens(smoll
     in_loop(scenario)
 
 
+def test_traced_sampler_runs_in_the_engine_and_keeps_surprise_near_its_target(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "traced_sampler")
+            rows = [row for batch in engine.batches for row in batch.rows]
+            assert all(row.sampler is not None for row in rows if row.sampling is not None)
+            (value,) = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert 1.0 < value["surprise"] < 3.0
+
+    in_loop(scenario)
+
+
 def test_react_searches_and_answers(smollm2: SmolLM2) -> None:
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, _):
@@ -128,6 +140,18 @@ def test_react_searches_and_answers(smollm2: SmolLM2) -> None:
             calls = [event.value for event in outcome.events if isinstance(event, Emit)]
             assert len(calls) >= 1
             assert "Seine" in outcome.result
+
+    in_loop(scenario)
+
+
+def test_watched_segment_writes_without_a_letter_while_the_model_runs_ahead(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            outcome = await run_as_expected(system, "watched_segment")
+            assert len(outcome.result) > 40
+            assert "e" not in outcome.result.lower()
+            (value,) = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert value["vetoes"] > 3
 
     in_loop(scenario)
 

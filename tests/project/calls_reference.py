@@ -17,6 +17,7 @@ from loopwright.core.errors import ErrorInfo
 from loopwright.core.host_calls import HostCall
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Result
+from loopwright.core.samplers import TracedSampler
 from loopwright.core.traits import NEEDS, TRAITS
 
 COMMENT = re.compile(r"^ {4}(\w+): .*?  # (.+)$", re.MULTILINE)
@@ -110,7 +111,8 @@ def _struct(struct: type, facts: str, title: str = "") -> str:
 def _fields(struct: type) -> Iterator[tuple[str, str, str, str]]:
     schema = msgspec.json.schema_components([struct], ref_template="{name}")[1][struct.__name__]
     notes = _comments(struct)
-    inherited = {"answer", "op", "result"}  # said once, in the introduction
+    has_parent = issubclass(struct, calls.Call | HostCall | Result)
+    inherited = {"answer", "op", "result"} if has_parent else set()  # said once, in the introduction
     for name, kind in schema.get("properties", {}).items():
         if name not in inherited:
             default = "required" if name in schema.get("required", ()) else _code(_json(kind.get("default")))
@@ -178,7 +180,7 @@ def _sizes(schema: dict[str, Any], what: str, unit: str) -> str:
 def _values() -> list[type]:
     """Structs that calls hold, but calls themselves."""
     components = msgspec.json.schema_components(list(CALL_KINDS), ref_template="{name}")[1]
-    known = {one.__name__: one for one in _structs(calls.Call, HostCall)}
+    known = {one.__name__: one for one in _structs(calls.Call, HostCall, TracedSampler)}
     return [known[name] for name in components if name in known]
 
 

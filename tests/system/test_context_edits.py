@@ -246,6 +246,41 @@ return refused, list(dist), full - less, turn.tokens
     in_loop(scenario)
 
 
+def test_forks_that_find_no_page_leave_nothing_behind() -> None:
+    body = """
+ctx = Context()
+ctx.append(ids)
+await ctx.flush()
+full, rest, other = ctx.num_pages, [10**6, 10**6 + 1], Queue()
+await other.allocate_pages(rest)
+errors = []
+for act in (ctx.fork, lambda: ctx.score(["a"] * 3), ctx.fork):
+    try:
+        await act()
+    except OutOfPages as error:
+        errors.append("whole pool" in str(error))
+other.free_pages(rest)
+scores = [(await ctx.score([one]))[0].logprob for one in "abc"]
+fork = await ctx.fork()
+turn = await fork.generate(max_tokens=3, ignore_eos=True)
+ctx.close()
+fork.close()
+await Queue().allocate_pages([10**7 + number for number in range(full + 2)])
+return errors, scores, turn.tokens
+"""
+
+    async def scenario() -> None:
+        num_pages = -(-len(PROMPT) // 16)
+        async with byte_system(num_blocks=num_pages + 2, runtime=NATIVE_ONLY) as system:
+            errors, scores, tokens = await result_of(system, body, ids=PROMPT)
+            context = dense(*PROMPT)
+            assert errors == [True] * 3
+            assert scores == pytest.approx([sum(context.score([one])) for one in b"abc"], abs=1e-5)
+            assert tokens == context.generate(3)[0]
+
+    in_loop(scenario)
+
+
 @pytest.mark.parametrize("num_turns", [0, 1, 2, 3, 5, 8])
 def test_a_flush_that_is_cancelled_at_any_moment_leaves_the_context_right(num_turns: int) -> None:
     body = """

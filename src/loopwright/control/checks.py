@@ -4,9 +4,11 @@ Called when a call is issued, before anything is bound. Each check raises a BadR
 and the limit.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 from loopwright.control.name_table import check_distinct
+from loopwright.control.sampler_checks import check_sampler
 from loopwright.core.calls import (
     MAX_DRAFTS,
     CopyPage,
@@ -103,6 +105,12 @@ def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
         _check_length("window.positions", len(call.window.positions), "cached tokens", call.kv_len)
         if call.window.size < 1:
             raise BadRequest(f"window.size: {call.window.size} is less than 1", field="window.size")
+    if call.sampler is not None:
+        check_sampler(call.sampler, call.sampler_state, call.sampling, shape)
+    elif call.sampler_state:
+        raise BadRequest("sampler_state: there is no sampler to carry it", field="sampler_state")
+    if call.stop_entropy is not None and not 0 < call.stop_entropy < math.inf:
+        raise BadRequest(f"stop_entropy: {call.stop_entropy} is not a finite number above 0", field="stop_entropy")
     if call.max_tokens < 1:
         raise BadRequest(f"max_tokens: {call.max_tokens} is less than 1", field="max_tokens")
 

@@ -74,7 +74,7 @@ def _begin(call: OpenCall, future: "Future[CompiledGrammar]") -> LoopwrightError
             return InternalError(f"the grammar could not be compiled: {type(fault).__name__}: {fault}")
     assert isinstance(call.work, SegmentFeed)
     try:
-        call.work.follow(future.result().start())
+        call.work.follow(future.result())
     except LoopwrightError as error:
         return error
     return None

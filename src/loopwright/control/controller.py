@@ -23,6 +23,8 @@ from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.suspension import Suspension
+from loopwright.control.watched_calls import WatchedCalls
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
 from loopwright.core.calls import (
     ClearQueue,
@@ -32,6 +34,7 @@ from loopwright.core.calls import (
     SetPriority,
     Synchronize,
     UnexportPages,
+    WatchCall,
 )
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
@@ -79,6 +82,7 @@ class Controller:
         self._scheduler = make_scheduler(config, self._resources)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
+        self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         self._sessions: dict[RunId, InlineSession] = {}
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
@@ -143,7 +147,7 @@ class Controller:
             step = self._scheduler.form(self._clock.now_s())
             has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._clock.now_s())
             for call, error in step.refused:
-                self._fail(call, error.info())
+                self._refuse(call, error.info())
             self._settle(step.settled)
             if calls := step.calls:
                 for call in calls:
@@ -163,7 +167,9 @@ class Controller:
             call.is_running = False
             if call.is_over:  # with its run, or because a call of this very step failed
                 continue
-            if row.error is not None:
+            if isinstance(call.work, WatchedFeed) and call.restoring is None:
+                self._watched.take_row(call, call.work, row)
+            elif row.error is not None:
                 self._fail(call, row.error)
             elif call.restoring is not None:
                 if call.restoring.advance(row):
@@ -200,6 +206,10 @@ class Controller:
                     self._scheduler.reorder()
                 session.inbox.put(Completion(call_id, result))
                 return
+            if isinstance(call, WatchCall):
+                done = self._watched.answer(call, session, self._model_info)
+                session.inbox.put(Completion(call_id, done))
+                return
             queue = find_queue(session, call.queue)
         except LoopwrightError as error:
             session.inbox.put(Completion(call_id, error=error.info()))
@@ -221,7 +231,9 @@ class Controller:
                 self._settle([call])
         elif isinstance(call.work, SegmentFeed):
             call.work.is_interrupted = True
-            if not call.is_running:
+            if not call.is_running and isinstance(call.work, WatchedFeed):
+                self._watched.end_interrupted(call, call.work)
+            elif not call.is_running:
                 self._finish(call, call.work.segment(len(call.pages)))
 
     def close(self, session: InlineSession) -> None:
@@ -268,6 +280,12 @@ class Controller:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
             self._finish(call, feed.segment(len(call.pages)))
+
+    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
+        if isinstance(call.work, WatchedFeed):
+            self._watched.refuse(call, call.work, info)
+        else:
+            self._fail(call, info)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, Completion(call.call_id, result))

@@ -105,4 +105,4 @@ def _state(call: OpenCall) -> CallState:
         return "failed"
     if call.is_running:
         return "running"
-    return "waiting" if call.num_blockers else "ready"
+    return "waiting" if call.num_blockers or call.is_paused else "ready"

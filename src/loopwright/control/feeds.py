@@ -4,6 +4,7 @@ Made when a call is issued, asked by the scheduler for rows, advanced by the con
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,9 @@ from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.ids import BlockId, SlotId
 from loopwright.core.results import Distribution, Forwarded
+
+if TYPE_CHECKING:
+    from loopwright.core.samplers import SamplerRun
 
 
 class Feed:
@@ -37,6 +41,7 @@ class Feed:
         "_picked",
         "_positions",
         "_sample_position",
+        "_sampler",
         "_sampling",
         "_slots",
         "_tokens",
@@ -80,6 +85,7 @@ class Feed:
         self._are_drafts_forced = False
         self._allowed_bits: bytes | None = None  # of the token after the last input
         self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+        self._sampler: SamplerRun | None = None  # chooses the token after the last input
         self._num_run = self._num_in_row = 0
         self.num_cached = 0  # inputs whose KV was there before the call
         self.num_recorded = kv_len  # the KV place up to which the content of pages is noted
@@ -90,6 +96,11 @@ class Feed:
     def num_left(self) -> int:
         """Inputs that have not run."""
         return self.num_inputs - self._num_run
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it must not run now, though nothing that it waits for is control's."""
+        return False
 
     @property
     def is_chunkable(self) -> bool:
@@ -174,7 +185,7 @@ class Feed:
         return ForwardRow(
             self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
             self._distributions, self._sampling, self._sample_position, self._num_drafts, self._generated,
-            self._are_drafts_forced, self._allowed_bits,
+            self._are_drafts_forced, self._allowed_bits, self._sampler,
         )  # fmt: skip
 
     def _chunk(self, start: int, end: int) -> ForwardRow:
@@ -197,6 +208,7 @@ class Feed:
             generated=self._generated if is_last else (),
             are_drafts_forced=self._are_drafts_forced,
             allowed_bits=self._allowed_bits if is_last else None,
+            sampler=self._sampler if is_last else None,
         )
 
 

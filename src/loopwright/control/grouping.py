@@ -88,7 +88,9 @@ class GroupingScheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that wait for blocks, after a form that took none; nobody is stuck while a group is to come."""
-        return [] if self._ready else [call for group in self._groups for call in group if not call.is_over]
+        if self._ready:
+            return []
+        return [call for group in self._groups for call in group if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:
         """When the next group is settled if nothing else happens."""

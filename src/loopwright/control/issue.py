@@ -13,6 +13,7 @@ from loopwright.control.ordering import Embed, OpenCall, Page, Resource, is_lent
 from loopwright.control.resource_manager import Holdings
 from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import EmbedRow, HeadRow
 from loopwright.core.calls import (
     ClearQueue,
@@ -182,6 +183,8 @@ def _prepare_generate(
 ) -> None:
     checks.check_generate(call, shape, len(call.pages) * shape.block_size)
     work = SegmentFeed(call, token_bytes, shape.max_context)
+    if call.watch is not None:
+        work = WatchedFeed(call, call.watch, token_bytes, shape.max_context)
     end = call.kv_len + len(call.tokens)
     _set_pages(one, call, holdings, shape, end + call.max_tokens - 1)
     holdings.pages.check_room(max(0, -(-end // shape.block_size) - len(one.pages)))

@@ -112,6 +112,11 @@ class OpenCall:
         self.is_started = self.is_running = self.is_over = False
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it waits for its own program."""
+        return isinstance(self.work, Feed) and self.work.is_paused
+
+    @property
     def feed(self) -> Feed | None:
         """What the call's next row is made of, if it is a forward's."""
         return self.restoring or (self.work if isinstance(self.work, Feed) else None)

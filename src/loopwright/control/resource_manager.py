@@ -191,6 +191,25 @@ class ResourceManager:
             self._make_writable(table, call.page_writes, first % self.shape.block_size)
         return True
 
+    def shrink(self, call: OpenCall) -> None:
+        """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
+        feed, table = call.work, self._holdings[call.run_id].pages
+        assert isinstance(feed, Feed)
+        num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
+        num_surplus = min(len(call.pages) - num_needed, len(call.grown))
+        if num_surplus <= 0:
+            return
+        pages, names = call.pages[-num_surplus:], call.grown[-num_surplus:]
+        del call.pages[-num_surplus:], call.grown[-num_surplus:], feed.block_ids[len(call.pages) :]
+        call.page_writes = [page for page in call.page_writes if page not in pages]
+        for page in pages:
+            if page.writer is call:
+                page.writer = None
+        mine = [name for name, page in zip(names, pages, strict=True) if table.names.get(name) is page]
+        table.unbind(mine, "pages")
+        _pass_masks(self._holdings[call.run_id].masked, mine)
+        table.drop(pages)
+
     def finish_restoring(self, call: OpenCall) -> None:
         """What `secure` found dropped has run again."""
         self._dropping.finish(call, self._holdings[call.run_id].pages)

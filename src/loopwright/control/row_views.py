@@ -47,7 +47,10 @@ class RowView:
     def _place(self, kv_len: int, positions: Sequence[int]) -> None:
         """Notes where the row's tokens stand."""
         assert self._window is not None
-        assert kv_len == len(self._positions), "a segment never writes a place twice"  # its drafts are forced
+        assert kv_len <= len(self._positions), "places are written one after the other"
+        # A veto took tokens back: their places are written again. Had one of them slid, the border moves back, too, and
+        # what has slid is found anew.
+        del self._positions[kv_len:]
         for place, position in enumerate(positions, start=kv_len):
             if self._window.sinks <= position < self._border:
                 self._slid |= 1 << place

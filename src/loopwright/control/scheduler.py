@@ -154,8 +154,8 @@ class Scheduler:
 
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
-        mine = [call for call in self.waiting() if call.run_id == run_id]
-        self.suspended[run_id] = mine
+        calls = (*self._light, *self._short, *self._long)
+        self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
         self._light, self._short, self._long = (
             [call for call in calls if call.run_id != run_id] for calls in (self._light, self._short, self._long)
         )
@@ -183,7 +183,8 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        return [call for call in (*self._light, *self._short, *self._long) if not call.is_over]
+        calls = (*self._light, *self._short, *self._long)
+        return [call for call in calls if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:
         """When a step could be formed though nothing else happens: never, for what can run, runs."""
@@ -217,7 +218,9 @@ class Scheduler:
                 continue
             feed = call.work
             assert isinstance(feed, Feed)
-            if not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
+            if not feed.is_steady and feed.is_paused:
+                unserved.append(call)  # and soon the first, when its program lets it go on
+            elif not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
                 insort(self._long, call, key=lambda one: one.rank)
             elif len(rows) == max_rows:
                 unserved.append(call)
@@ -247,7 +250,7 @@ class Scheduler:
             feed = call.feed
             is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
-            if is_fitting and (call.is_started or not is_blocked):
+            if is_fitting and not call.is_paused and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     feed = call.feed
                     if feed is None:  # it is no forward, and has its dropped pages back

@@ -5,13 +5,17 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 
 from collections.abc import Sequence
 from copy import copy
+from functools import lru_cache
 
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
-from loopwright.core.calls import MAX_DRAFTS, Generate
-from loopwright.core.grammars import GrammarState
+from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
+from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
+from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
+
+_ENTROPY = DistributionRequest(k=1, entropy=True)
 
 
 class SegmentFeed(Feed):
@@ -26,12 +30,19 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_match", "_matcher", "_max_context", "_num_prompt", "_reason", "_state",
-        "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens", "top_logprobs",
+        "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
+        "_num_prompt", "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens",
+        "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
-        super().__init__(kv_len=call.kv_len, tokens=call.tokens, positions=call.positions, sampling=call.sampling)
+        super().__init__(
+            kv_len=call.kv_len,
+            tokens=call.tokens,
+            positions=call.positions,
+            sampling=call.sampling,
+            distributions=() if call.stop_entropy is None else (_ENTROPY,),
+        )
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []  # only if asked for
@@ -46,11 +57,18 @@ class SegmentFeed(Feed):
         self._match: StopMatch | None = None
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
+        self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
+        self._may_force = self._is_choice = True
+        # A steady row carries no more than a plain segment needs.
+        is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
+        self._is_usual = not is_special and not call.sampling.top_logprobs
+        if call.sampler is not None:
+            self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
-    def follow(self, state: GrammarState) -> None:
+    def follow(self, grammar: CompiledGrammar) -> None:
         """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
-        self._state = state
+        self._grammar, self._state = grammar, grammar.start()
         self._continue(self._call.tokens, self._call.positions)
 
     def next_row(self, max_tokens: int) -> ForwardRow:
@@ -70,11 +88,16 @@ class SegmentFeed(Feed):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
         reason: StopReason | None = None
-        for place, one in enumerate(self.sampled, start=1 - len(self.sampled)):
+        is_unsure = self._is_unsure()
+        if is_unsure:
+            self.sampled = self.sampled[:-1]
+        elif self._sampler is not None:
+            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
+        for place, one in enumerate(self.sampled, start=1 - is_unsure - len(self.sampled)):
             assert reason is None, "a forced token ends nothing"
             self._keep(one)
             reason = self._end_reason(one.token_id, self._sample_position + place)
-        if (reason := self._grammar_reason(reason)) is not None:
+        if (reason := "entropy" if is_unsure else self._grammar_reason(reason)) is not None:
             self._reason = reason
             return True
         self._continue((self.tokens[-1],), (self._sample_position,))
@@ -112,6 +135,7 @@ class SegmentFeed(Feed):
             num_pages=num_pages,
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
+            sampler_state=self._sampler_state(),
             cached_tokens=self.num_cached,
         )
 
@@ -127,6 +151,11 @@ class SegmentFeed(Feed):
             (*prompt, *self.tokens[first:num_sampled]),
             (*positions, *range(after_prompt + first, after_prompt + num_sampled)),
         )
+
+    def _sampler_state(self) -> dict[str, StateValue]:
+        if self._sampler is None or self._sampler.state is None:
+            return self._call.sampler_state
+        return self._sampler.state.values()
 
     def _advance_steady(self, result: RowResult) -> bool:
         """As `advance`, for the row that most steps are full of: it saves two thirds of the time."""
@@ -152,29 +181,42 @@ class SegmentFeed(Feed):
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Makes the next inputs: these, and what the grammar forces after them."""
-        forced = self._forced(positions[-1]) if self._state is not None else ()
+        rides = self._state is not None and self._sampler is None and self._may_force
+        forced = self._forced(positions[-1]) if rides else ()
         first = positions[-1] + 1
         self._tokens = (*tokens, *forced) if forced else tokens
         self._positions = (*positions, *range(first, first + len(forced))) if forced else positions
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
-        self.is_steady = self._state is None and self.view is None and not self._call.sampling.top_logprobs
+        self.is_steady = self._is_usual and self._state is None and self.view is None
         if self._state is not None:
+            self._is_choice = self._call.stop_entropy is None or not self._state.forced()
             self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
+            if self._sampler is not None and self._may_force and (only := self._next_forced(positions[-1])) is not None:
+                self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
 
     def _forced(self, position: int) -> Sequence[int]:
-        """What the grammar forces after `position`, up to a token that would end the segment."""
+        """What the grammar forces after `position`, up to a token that would end the segment; it takes them."""
         assert self._state is not None
-        num_possible = min(self._call.max_tokens - len(self.tokens) - 1, self._max_context - position - 2, MAX_DRAFTS)
-        stops = copy(self._matcher)  # shares the automaton
         forced: list[int] = []
-        for token in self._state.forced()[: max(num_possible, 0)]:
+        stops = copy(self._matcher)  # shares the automaton
+        for token in self._state.forced()[: self._num_forcible(position)]:
             if token in self._stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
                 break
             self._state.accept(token)
             forced.append(token)
         return forced
+
+    def _next_forced(self, position: int) -> int | None:
+        """The first token of `_forced`, not taken: a sampler carries state, so it is asked about every token."""
+        assert self._state is not None
+        forced = self._state.forced()[: min(1, self._num_forcible(position))]
+        return forced[0] if forced and forced[0] not in self._stop_tokens else None
+
+    def _num_forcible(self, position: int) -> int:
+        num_left = self._call.max_tokens - len(self.tokens) - 1
+        return max(0, min(num_left, self._max_context - position - 2, MAX_DRAFTS))
 
     def _grammar_reason(self, reason: StopReason | None) -> StopReason | None:
         """The reason, now that the grammar has seen the last token too."""
@@ -182,6 +224,15 @@ class SegmentFeed(Feed):
             return reason
         self._state.accept(self.tokens[-1])
         return "grammar_end" if self._state.is_over else reason
+
+    def _is_unsure(self) -> bool:
+        """Whether the model's distribution in the place of the sampled token has too much entropy to take it."""
+        limit = self._call.stop_entropy
+        if limit is None or not self._is_choice:
+            return False
+        entropy = self._found[0].entropy
+        assert entropy is not None, "it was asked for"
+        return entropy > limit
 
     def _end_reason(self, token: int, position: int) -> StopReason | None:
         if token in self._stop_tokens:
@@ -202,3 +253,9 @@ class SegmentFeed(Feed):
         kept_end = self._ends[num_kept - 1] if num_kept else 0
         dropped = self._token_bytes[self.tokens[num_kept]]
         return num_kept, dropped[: start - kept_end].decode("utf-8", errors="ignore")
+
+
+@lru_cache(maxsize=256)
+def _interned(sampler: TracedSampler) -> TracedSampler:
+    """One object for equal graphs: the engine puts rows together by it, and compares objects first."""
+    return sampler

@@ -15,6 +15,7 @@ from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.session import InlineSession
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.errors import OutOfPages
 from loopwright.core.ids import RunId
 
@@ -75,6 +76,8 @@ class Suspension:
             return False
         favoured = min(waiting, key=lambda call: (self._served[call.run_id], call.rank)).run_id
         for run_id in sorted({call.run_id for call in waiting} - {favoured}, key=self._order):
+            if self._is_watching(run_id):
+                continue
             if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
                 self._scheduler.suspend(run_id)
                 return True
@@ -111,10 +114,15 @@ class Suspension:
 
     def _is_stuck(self) -> bool:
         """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
-        without open calls is busy elsewhere, and will free what it holds."""
+        without open calls, or with one that waits for its program, is busy elsewhere, and will free what it holds."""
         holders = self._resources.num_held_blocks()
-        is_everybody_waiting = all(self._sessions[run_id].open_calls for run_id in holders)
+        open_calls = [self._sessions[run_id].open_calls.values() for run_id in holders]
+        is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
         return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
+
+    def _is_watching(self, run_id: RunId) -> bool:
+        """Whether the run may take back what its pages hold, so that they cannot be dropped."""
+        return any(isinstance(call.work, WatchedFeed) for call in self._sessions[run_id].open_calls.values())
 
     def _order(self, run_id: RunId) -> tuple[int, RunId]:
         """Who gives up pages first."""

@@ -16,6 +16,7 @@ from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, SlotId
 from loopwright.core.results import Distribution, TopLogprobs
+from loopwright.core.samplers import SamplerRun, SamplerState
 
 
 class BlockCopy(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class ForwardRow(msgspec.Struct, frozen=True):
     generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
     are_drafts_forced: bool = False  # each draft is the only token allowed in its place
     allowed_bits: bytes | None = None  # what may be chosen after the last token: bit i % 8 of byte i // 8 is token i
+    sampler: SamplerRun | None = None  # chooses the token after the last one; never beside drafts
 
     @property
     def num_tokens(self) -> int:
@@ -110,6 +112,7 @@ class RowResult(msgspec.Struct, frozen=True):
     sampled: Sequence[Sampled] = ()
     distributions: Sequence[Distribution] = ()
     error: ErrorInfo | None = None
+    sampler_state: SamplerState | None = None  # what the row's sampler leaves to the next token
 
     @property
     def token_id(self) -> int | None:

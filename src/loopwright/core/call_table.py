@@ -56,6 +56,8 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     calls.Sample: CallKind("inference", results.Forwarded, ("output_text",)),
     calls.ForwardText: CallKind("inference", results.Forwarded, ("input_text", "output_text")),
     calls.Generate: CallKind("inference", results.Segment, ("input_text", "output_text")),
+    calls.Acknowledge: CallKind("control", results.Done, ("input_text", "output_text")),
+    calls.Veto: CallKind("control", results.Done, ("input_text", "output_text")),
     host_calls.Segment: CallKind("inference", "Segment and {text}", ("tokenize", "output_text")),
     host_calls.Tokenize: CallKind("runtime", "{tokens}", ("tokenize",)),
     host_calls.Detokenize: CallKind("runtime", "{text}", ("tokenize",)),

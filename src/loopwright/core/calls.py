@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.ids import EmbedName, PageName, QueueName
+from loopwright.core.samplers import StateValue, TracedSampler
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -323,6 +324,15 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     source: str = ""
 
 
+MAX_WINDOW = 4096
+
+
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program watches the segment: it runs at most `window` tokens ahead of what the program has acknowledged."""
+
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] = 8
+
+
 class KvWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token sees the tokens at positions below `sinks`, and from the border of a page on that lies at or before
     its own position + 1 - size: at least the last `size`, itself included. A border is a multiple of the page size, so
@@ -342,7 +352,18 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
 
     With `grammar` only tokens that continue a text of the grammar may be chosen, and stop tokens where the text is
     whole. Tokens that it forces are not sampled, but their log-probabilities are the model's as everybody's. The
-    segment ends by itself, as "grammar_end", when nothing may follow."""
+    segment ends by itself, as "grammar_end", when nothing may follow.
+
+    With `stop_entropy` the segment ends, as "entropy", before the first token in whose place the model's own
+    distribution has more entropy (in nats): no token is sampled there, not even the first. What a grammar forces is not
+    a choice, and is not asked.
+
+    With `sampler` the program's own function chooses: it sees the logits after the fields of Sampling up to `allowed`,
+    and a grammar's mask. The scores that it returns go on to the fields after that; a token that it returns is taken.
+    `sampler_state` is what it finds at the first token.
+
+    With `watch` tokens come as Progress, and the segment goes on only as the program acknowledges them. It ends when
+    all are acknowledged, as if it had never run ahead; interrupted, it keeps those that were acknowledged."""
 
     queue: QueueName
     pages: tuple[PageName, ...]
@@ -357,12 +378,37 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     progress: bool = False
     grammar: Grammar | None = None
     window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
+    sampler: TracedSampler | None = None
+    sampler_state: dict[str, StateValue] = {}
+    watch: Watch | None = None
+    stop_entropy: Annotated[float, Meta(gt=0)] | None = None
 
+
+class Acknowledge(Call, frozen=True, kw_only=True, tag="acknowledge"):
+    """The program has seen the first `num_tokens` tokens of the watched segment behind `handle`, and they stand. Done;
+    if the segment is over, nothing happens."""
+
+    handle: NonNegative
+    num_tokens: NonNegative
+
+
+class Veto(Call, frozen=True, kw_only=True, tag="veto"):
+    """Takes back token `index` of the watched segment behind `handle`, and all that came after it: the segment goes on
+    from there, with that token banned in that place if `ban`. Those before it are acknowledged. Done; BadRequest for a
+    token that is acknowledged or not there."""
+
+    handle: NonNegative
+    index: NonNegative
+    ban: bool = True
+
+
+WatchCall: TypeAlias = Acknowledge | Veto
 
 QueueCall: TypeAlias = (
     CreateQueue | SetPriority | DebugQuery | Synchronize | ClearQueue
     | AllocatePages | FreePages | SharePages | MaskPage | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
     | ExportPages | UnexportPages | ImportPages | ExportedPages
     | EmbedText | EmbedImage | Forward | ForwardWithAdapter | NextDistribution | Sample | ForwardText | Generate
+    | Acknowledge | Veto
 )  # fmt: skip
 """Every call that control answers."""

@@ -10,6 +10,7 @@ import msgspec
 from loopwright.core.calls import LogprobKind
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId, QueueName
+from loopwright.core.samplers import StateValue
 
 
 class Result(msgspec.Struct, frozen=True, tag_field="result", omit_defaults=True):
@@ -60,7 +61,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     cached_tokens: int = 0  # inputs that did not run, because their KV was there
 
 
-StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end"]
+StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end", "entropy"]
 
 
 class Segment(Result, frozen=True, tag="segment"):
@@ -82,16 +83,20 @@ class Segment(Result, frozen=True, tag="segment"):
     num_pages: int
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
+    sampler_state: dict[str, StateValue] = {}  # what its sampler carried at the end
     cached_tokens: int = 0  # of the prompt: those that did not run, because their KV was there
 
 
 class Progress(Result, frozen=True, tag="progress"):
-    """Tokens of a segment that is still running, in order."""
+    """Tokens of a segment that is still running, in order. Of a watched one, `first` is the index of the first of them,
+    and `num_vetoes` how many vetoes it had taken when they were sampled: fewer than were sent, and they are void."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
     logprob_kind: LogprobKind | None = None
+    first: int = 0
+    num_vetoes: int = 0
 
 
 class Imported(Result, frozen=True, tag="imported"):
@@ -123,7 +128,8 @@ CallState = Literal["waiting", "ready", "running", "failed"]
 
 
 class CallInfo(msgspec.Struct, frozen=True):
-    """An open call: waiting for others, ready to run (or for pages), running, or failed and waiting for its turn."""
+    """An open call: waiting for others or for its program, ready to run (or for pages), running, or failed and waiting
+    for its turn."""
 
     call: CallId
     op: str

@@ -149,11 +149,12 @@ class _Asked:
             position = row.sample_position - (row.num_tokens - 1 - index)
             number = index - first_sample
             sampling, bits = row.sampling, row.allowed_bits
+            assert row.sampler is None or not row.num_drafts, "a sampler is asked about one token at a time"
             if number < row.num_drafts:
                 bits = None
                 if sampling is not None and row.are_drafts_forced:
                     sampling = msgspec.structs.replace(sampling, allowed=(drafts[number],))
-            return Question(requests, sampling, position, (*row.generated, *drafts[:number]), bits)
+            return Question(requests, sampling, position, (*row.generated, *drafts[:number]), bits, row.sampler)
 
         return cls(
             [(start + index, question(index, requests)) for index, requests in by_index.items()],
@@ -179,7 +180,11 @@ class _Asked:
             if counts:
                 sampled += result.sampled
                 is_open = number < len(self.drafts) and self.drafts[number] == sampled[-1].token_id
-        return RowResult(tuple(sampled), tuple(mine[number].distributions[place] for number, place in self.order))
+        return RowResult(
+            tuple(sampled),
+            tuple(mine[number].distributions[place] for number, place in self.order),
+            sampler_state=mine[0].sampler_state if mine else None,  # a row with a sampler has no drafts
+        )
 
 
 def _isolate(

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import DistributionRequest, Sampling
-from loopwright.core.errors import InternalError
+from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.results import Distribution
+from loopwright.core.samplers import SamplerRun
+from loopwright.engine.draws import draw, uniform
+from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
-_MASK_64 = (1 << 64) - 1
 _MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
 _ONE = torch.ones(1, dtype=torch.float64)
 
@@ -32,6 +34,7 @@ class Question:
     position: int = 0  # where the chosen token will stand
     generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
     allowed_bits: bytes | None = None  # [vocab_size] bits: only these tokens may be chosen
+    sampler: SamplerRun | None = None  # beside `sampling`, whose fields up to `allowed` act before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,12 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     normalizers = torch.logsumexp(logits, dim=-1).tolist()
     # A sum is finite only if all of its terms are; one pass finds NaN and both infinities.
     are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+    traced = _run_traced(logits, are_finite, questions)
     return [
-        _answer_one(row, normalizer, question) if is_finite else _not_finite()
-        for row, normalizer, is_finite, question in zip(logits, normalizers, are_finite, questions, strict=True)
+        _answer_one(row, normalizer, question, traced.get(place)) if is_finite else _not_finite()
+        for place, (row, normalizer, is_finite, question) in enumerate(
+            zip(logits, normalizers, are_finite, questions, strict=True)
+        )
     ]
 
 
@@ -71,10 +77,19 @@ def process(
     docs/sampling.md."""
     if sampling.has_penalties or sampling.logit_bias:
         logits = _adjusted(logits, sampling, generated)
-    token_ids = None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits.shape[0])
-    if allowed_bits is not None:
-        assert token_ids is None, "control refuses a grammar beside a list of allowed tokens"
-        token_ids = _ids_of_bits(allowed_bits, logits.shape[0])
+    return _filtered(logits, _candidate_ids(sampling, allowed_bits, logits.shape[0]), sampling)
+
+
+def _candidate_ids(sampling: Sampling, allowed_bits: bytes | None, vocab_size: int) -> Tensor | None:
+    """Ascending; None is the whole vocabulary."""
+    if allowed_bits is None:
+        return None if sampling.allowed is None else _allowed_ids(sampling.allowed, vocab_size)
+    assert sampling.allowed is None, "control refuses a grammar beside a list of allowed tokens"
+    return _ids_of_bits(allowed_bits, vocab_size)
+
+
+def _filtered(logits: Tensor, token_ids: Tensor | None, sampling: Sampling) -> Candidates:
+    """What temperature and filters leave of logits [vocab_size], of `token_ids` alone if given."""
     values = logits if token_ids is None else logits[token_ids]
     if sampling.temperature == 0:
         best = values.argmax().view(1)  # of equal values, argmax takes the first
@@ -115,25 +130,57 @@ def distribution(logits: Tensor, normalizer: float, request: DistributionRequest
     )
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), the same for the same seed and position, whatever was drawn before.
+def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[Question]) -> dict[int, TracedAnswer]:
+    """What the samplers of programs make of their rows, by place."""
+    rows: dict[int, TracedRow] = {}
+    for place, question in enumerate(questions):
+        sampling = question.sampling
+        if question.sampler is not None and sampling is not None and are_finite[place]:
+            scores = _adjusted(logits[place], sampling, question.generated).double()
+            token_ids = _candidate_ids(sampling, question.allowed_bits, len(scores))
+            if token_ids is not None:
+                scores = torch.full_like(scores, -torch.inf).index_copy_(0, token_ids, scores[token_ids])
+            rows[place] = TracedRow(question.sampler, scores, sampling.seed, question.position)
+    return dict(zip(rows, run_samplers(list(rows.values())), strict=True)) if rows else {}
 
-    The output function of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014), once
-    over the seed and once over that plus a Weyl step for each position; the upper 53 bits."""
-    state = (_mix(seed & _MASK_64) + (position + 1) * 0x9E3779B97F4A7C15) & _MASK_64
-    return (_mix(state) >> 11) * 2.0**-53
 
-
-def _answer_one(logits: Tensor, normalizer: float, question: Question) -> RowResult:
+def _answer_one(logits: Tensor, normalizer: float, question: Question, traced: TracedAnswer | None) -> RowResult:
+    sampled: tuple[Sampled, ...] = ()
+    if question.sampling is not None:
+        try:
+            candidates = _candidates(logits, question.sampling, question, traced)
+        except BadRequest as error:
+            return RowResult(error=error.info())
+        sampled = (_sample(logits, normalizer, question.sampling, question.position, candidates),)
     return RowResult(
-        sampled=() if question.sampling is None else (_sample(logits, normalizer, question.sampling, question),),
+        sampled=sampled,
         distributions=tuple(distribution(logits, normalizer, request) for request in question.distributions),
+        sampler_state=None if traced is None else traced.state,
     )
 
 
-def _sample(logits: Tensor, normalizer: float, sampling: Sampling, question: Question) -> Sampled:
-    candidates = process(logits, sampling, question.generated, question.allowed_bits)
-    token_id, index = _draw_from(candidates, sampling, question.position)
+def _candidates(logits: Tensor, sampling: Sampling, question: Question, traced: TracedAnswer | None) -> Candidates:
+    """What is left to draw from. Raises BadRequest for what a program's sampler may not give."""
+    if traced is None:
+        return process(logits, sampling, question.generated, question.allowed_bits)
+    if traced.failure is not None:
+        raise _wrong_sampler(question.position, traced.failure)
+    token_ids = _candidate_ids(sampling, question.allowed_bits, len(logits))
+    if len(traced.result) == 1:
+        token = float(traced.result)
+        if not (token.is_integer() and 0 <= token < len(logits)):
+            raise _wrong_sampler(question.position, f"{token:g} is not a token id from 0 to {len(logits) - 1}")
+        if token_ids is not None and not bool((token_ids == int(token)).any()):
+            raise _wrong_sampler(question.position, f"token {token:g} is not one of the {len(token_ids)} allowed here")
+        return Candidates(torch.tensor([int(token)]), _ONE)
+    values = traced.result if token_ids is None else traced.result[token_ids]
+    if not bool(values.max().isfinite()):
+        raise _wrong_sampler(question.position, f"the highest score of what is allowed is {float(values.max())}")
+    return _filtered(traced.result, token_ids, sampling)
+
+
+def _sample(logits: Tensor, normalizer: float, sampling: Sampling, position: int, candidates: Candidates) -> Sampled:
+    token_id, index = _draw_from(candidates, sampling, position)
     if sampling.logprobs == "raw":
         top_ids = _top(logits, sampling.top_logprobs) if sampling.top_logprobs else ()
         logprob = float(logits[token_id]) - normalizer
@@ -145,6 +192,10 @@ def _sample(logits: Tensor, normalizer: float, sampling: Sampling, question: Que
         math.log(float(weights[index])),
         tuple((candidates.token_id(i), math.log(weight)) for i in map(int, top) if (weight := float(weights[i])) > 0),
     )
+
+
+def _wrong_sampler(position: int, why: str) -> BadRequest:
+    return BadRequest(f"sampler, at position {position}: {why}", field="sampler")
 
 
 def _not_finite() -> RowResult:
@@ -241,21 +292,5 @@ def _entropy(logits: Tensor, normalizer: float) -> float:
 
 def _draw_from(candidates: Candidates, sampling: Sampling, position: int) -> tuple[int, int]:
     """The chosen token and its index among the candidates."""
-    index = 0 if sampling.temperature == 0 else _draw(candidates.weights, uniform(sampling.seed, position))
+    index = 0 if sampling.temperature == 0 else draw(candidates.weights, uniform(sampling.seed, position))
     return candidates.token_id(index), index
-
-
-def _draw(weights: Tensor, number: float) -> int:
-    """Inverse transform sampling: the first index whose cumulative weight exceeds number · total (float64)."""
-    cumulative = weights.cumsum(0)
-    total = float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, number * total, right=True))
-    if index < len(weights):
-        return index
-    return int(torch.searchsorted(cumulative, total))  # number · total rounded up to total: the last that has weight
-
-
-def _mix(state: int) -> int:
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return state ^ (state >> 31)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
-from loopwright.core.errors import InternalError, LoopwrightError
+from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
 from loopwright.engine.row_checks import check_head, check_row, check_step
@@ -142,6 +142,8 @@ class ScriptedExecutor:
 
     def _run_row(self, row: ForwardRow) -> RowResult:
         check_row(row, self._shape)
+        if row.sampler is not None:
+            raise BadRequest("sampler: a scripted executor has no scores to give it", field="sampler")
         inputs = [_State((token_id,), at) for token_id, at in zip(row.token_ids, row.positions, strict=False)]
         inputs = inputs or [self._slot(slot) for slot in row.input_slots]
         for index, one in enumerate(inputs):

@@ -13,6 +13,7 @@ import msgspec
 
 from loopwright.core import host_calls as calls
 from loopwright.core.call_table import require_traits
+from loopwright.core.calls import WatchCall
 from loopwright.core.control import Session
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
@@ -139,7 +140,7 @@ class Host:
             raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
-        is_release = isinstance(call, calls.Interrupt | calls.Cancel)  # what makes room needs none
+        is_release = isinstance(call, calls.Interrupt | calls.Cancel | WatchCall)  # what makes room needs none
         if len(self._open) >= self._limits.max_open_calls and not is_release:
             raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
         return call
@@ -208,6 +209,8 @@ class Host:
         return self._model.chat_template.render_delta(messages, call.num_done, call.is_open, call.add_generation_prompt)
 
     def _begin_segment(self, handle: int, call: calls.Segment) -> None:
+        if call.emit and call.generate.watch is not None:
+            raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
         text = SegmentText(call.generate, self._model.tokenizer.token_bytes)
         self._open[handle] = OpenCall(segment=call, text=text, wants_answer=call.answer)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
@@ -268,6 +271,8 @@ class Host:
     def _complete_ok(self, handle: int, call: OpenCall, result: CallResult) -> None:
         if call.text is None or call.segment is None:
             self._push(handle, "part" if isinstance(result, Progress) else "ok", result, call.wants_answer)
+        elif isinstance(result, Progress) and call.segment.generate.watch is not None:
+            self._push(handle, "part", result)
         elif isinstance(result, Progress):
             self._part(handle, call.segment, call.text.push(result.tokens), result.tokens)
         elif isinstance(result, SegmentResult):

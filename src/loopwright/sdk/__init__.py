@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources
+from loopwright.sdk import errors, http, resources, tensor
 from loopwright.sdk.context import Context
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
@@ -17,6 +17,7 @@ from loopwright.sdk.errors import (
     NotFound,
     OutOfPages,
     PermissionDenied,
+    Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
@@ -25,6 +26,7 @@ from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.turn import Chunk, Score, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
+from loopwright.sdk.watching import Watched, WatchedToken
 
 __all__ = [
     "Approximate",
@@ -49,7 +51,10 @@ __all__ = [
     "RunFacts",
     "Score",
     "Turn",
+    "Untraceable",
     "Verified",
+    "Watched",
+    "WatchedToken",
     "choice",
     "detokenize",
     "draw",
@@ -67,6 +72,7 @@ __all__ = [
     "regex",
     "resources",
     "run_facts",
+    "tensor",
     "tokenize",
     "vocabulary",
 ]

@@ -12,16 +12,18 @@ from typing import Any
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
-from loopwright.sdk.grammar import grammar_fields
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
 from loopwright.sdk.segment import Payload, Segment, TokenStream
+from loopwright.sdk.segment_options import segment_fields, take_untraceable
 from loopwright.sdk.spans import Span, Spans, minus, numbers, size_of, spans_of
+from loopwright.sdk.token_by_token import generate_token_by_token
 from loopwright.sdk.token_log import TokenLog
 from loopwright.sdk.turn import Score, Turn, Verified
 from loopwright.sdk.turnstile import Turnstile
 from loopwright.sdk.views import Provenance, Window
+from loopwright.sdk.watching import Watched
 
 MAX_FORKS_SCORED = 32
 """Candidates that `score` runs at once: each holds pages of its own meanwhile."""
@@ -92,6 +94,8 @@ class Context:
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
         with self._turnstile:
+            if await take_untraceable(options, self._run):
+                return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
     def stream(self, *, emit: bool = False, **options: Any) -> TokenStream:  # noqa: ANN401 (see below)
@@ -100,14 +104,33 @@ class Context:
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
         first that appears), repetition_penalty, presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed
         (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or
-        "processed"), top_logprobs (how many), ignore_eos (go on past the end of the turn), grammar (what the text must
-        be, as a whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does."""
+        "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the model's entropy, in
+        nats, is higher), ignore_eos (go on past the end of the turn), grammar (what the text must be, as a whole: see
+        `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does.
+
+        `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
+        carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
+        traced as Python, once a token."""
         return TokenStream(
             self._turnstile,
             lambda: self._begin(emit=emit, stream=True, options=options),
             self._end,
             lambda: self._queue.is_over,
         )
+
+    def watch(self, window: int = 8, **options: Any) -> Watched:  # noqa: ANN401 (options of stream)
+        """Lets the model continue while the program looks at every token, and can take it back:
+
+            async with ctx.watch(temperature=0.8) as watched:
+                async for token in watched:
+                    if token.id in banned:
+                        watched.veto()
+            turn = watched.turn
+
+        The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
+        tokens that were looked at stay when the block is left early."""
+        options["watch"] = window
+        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=options), self._end)
 
     async def next_dist(
         self,
@@ -259,7 +282,9 @@ class Context:
     async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any]) -> Segment:
         """Starts a segment; the caller must finish it."""
         await self._prepare(opens_turn=True)
-        fields = await self._segment_fields(dict(options))
+        description = await self._run.description()
+        fields, sampling = segment_fields(options, description["model"])
+        fields["sampling"] = self._sampling(sampling, description["seed"])
         run = await self._kv.run_masked()
         pages = self._kv.pages
         num_tokens, kv_len, page_size = len(self._log), pages.kv_len, await pages.page_size()
@@ -304,20 +329,13 @@ class Context:
         self._segment = None
         self._queue.post("clear_queue")
 
-    async def _segment_fields(self, options: dict[str, Any]) -> dict[str, Any]:
+    async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:
+        await self._prepare(opens_turn=True)
         description = await self._run.description()
-        model = description["model"]
-        stop = options.pop("stop", ())
-        max_tokens = options.pop("max_tokens", 256)
-        ignore_eos = options.pop("ignore_eos", False)
-        grammar = options.pop("grammar", None)
-        return {
-            "stop": [stop] if isinstance(stop, str) else list(stop),
-            "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
-            "stop_tokens": [] if ignore_eos else model["eos_ids"],
-            "sampling": self._sampling(options, description["seed"]),
-            "grammar": None if grammar is None else grammar_fields(grammar),
-        }
+        seed = self._sampling({}, description["seed"])["seed"]
+        turn = await generate_token_by_token(self._log, self._kv, description["model"], {"seed": seed, **options})
+        await self._kv.slide()
+        return turn
 
     def _sampling(self, options: dict[str, Any], run_seed: int) -> dict[str, Any]:
         seed = self._seed if self._seed is not None else context_seed(run_seed, self._number)

@@ -80,6 +80,12 @@ class InternalError(LoopwrightError):
     code = "internal"
 
 
+class Untraceable(LoopwrightError):
+    """A sampler does something that only a Python loop can do: the message says in which line, and what."""
+
+    code = "program_error"
+
+
 class BoundaryHit(LoopwrightError):
     """A bound that the program itself set was passed: for instance, the mass outside a truncated distribution."""
 

@@ -140,15 +140,21 @@ class PageList:
         num_full, tail = divmod(size_of(kept), size)
         first = self._run.take_names(num_full + 1)
         names = list(range(first, first + num_full))
-        if names:
-            await other._queue.share_pages(self.names[:num_full], names)
-            self._shared.update(self.names[:num_full])
-            other._shared.update(names)
-            other.names = list(names)
-        if tail:
-            await other._queue.allocate_pages([first + num_full])
-            other.names = [*names, first + num_full]
-            other._queue.post("copy_page", source=self.names[num_full], target=first + num_full, size=tail)
+        bound: list[int] = []  # by what is known; `other.names` also has what is under way, to be freed if cancelled
+        try:
+            if names:
+                other.names = list(names)
+                await other._queue.share_pages(self.names[:num_full], names)
+                bound = names
+                self._shared.update(self.names[:num_full])
+                other._shared.update(names)
+            if tail:
+                other.names = [*names, first + num_full]
+                await other._queue.allocate_pages([first + num_full])
+                other._queue.post("copy_page", source=self.names[num_full], target=first + num_full, size=tail)
+        except LoopwrightError:
+            other.names = bound
+            raise
         other.layout = kept
 
     def free_grown(self, payload: Payload, grow_from: int) -> None:

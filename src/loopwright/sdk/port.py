@@ -142,6 +142,11 @@ class Stream:
     def is_ended(self) -> bool:
         return self._is_ended
 
+    def tell(self, op: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
+        """Issues a call about this one, whose answer nobody waits for."""
+        if not self._is_ended:
+            self._port.post({"op": op, "handle": self.handle, **fields})
+
     def interrupt(self) -> None:
         """Asks for an early end; the final payload says how far it came."""
         if not self._is_ended:

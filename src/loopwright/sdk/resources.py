@@ -37,7 +37,8 @@ class Queue:
         return queue
 
     def leave(self, state: RunState) -> None:
-        """Leaves the queue, on which nothing runs or failed, to the next context."""
+        """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
+        self.post("clear_queue")
         state.idle_queues.setdefault(self._priority, []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)

@@ -4,8 +4,10 @@ Returned by Context.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from loopwright.sdk.tracing import state_of
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 
@@ -16,8 +18,9 @@ class Turn:
 
     `text` leaves the stop string and control tokens out. `tokens` are all ids that were sampled, with their `logprobs`,
     of the kind that `logprob_kind` names; the context keeps the first `num_kept` of them. `reason` is "stop" (a stop
-    string), "stop_token" (end of turn), "length", "interrupted" or "grammar_end" (the text is whole and nothing may
-    follow); `stop` is the string or token that ended it."""
+    string), "stop_token" (end of turn), "length", "interrupted", "grammar_end" (the text is whole and nothing may
+    follow) or "entropy" (what follows is less sure than `stop_entropy`); `stop` is the string or token that ended it.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -28,6 +31,7 @@ class Turn:
     num_prompt_tokens: int  # how long the context was when the segment began
     logprob_kind: str = "raw"  # under the model's own distribution; "processed": under the one that was drawn from
     top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
+    sampler_state: dict[str, Any] = field(default_factory=dict)  # what its sampler carried; may begin the next segment
     cached_tokens: int = 0  # of the prompt, those whose KV somebody had computed before
 
     @classmethod
@@ -42,6 +46,7 @@ class Turn:
             num_prompt_tokens=num_prompt_tokens,
             logprob_kind=payload["logprob_kind"],
             top_logprobs=top_logprobs(payload),
+            sampler_state=state_of(payload.get("sampler_state", {})),
             cached_tokens=payload.get("cached_tokens", 0),
         )
 

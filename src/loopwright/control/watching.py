@@ -1,0 +1,215 @@
+"""Owns a watched segment: how far it may run ahead of the program that watches it, and how it goes back.
+
+Never sends anything, and never frees a page: watched_calls does. Made when a Generate with `watch` is issued.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loopwright.control.segments import SegmentFeed
+from loopwright.core.batch import RowResult
+from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
+from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
+from loopwright.core.results import Progress
+from loopwright.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from loopwright.core.samplers import SamplerRun
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    """A veto that waits for the row that runs."""
+
+    index: int
+    bans: bool
+
+
+class WatchedFeed(SegmentFeed):
+    """A segment that waits when its window is full, and keeps what it was at every token that may still be vetoed.
+
+    What it did ahead of the program must not show: a token, an end or an error counts only once all before it are
+    acknowledged. Going back to token i takes the tokens behind it, their KV, what penalties count, the grammar and stop
+    strings, and the sampler's state together; randomness needs nothing, for it is keyed by position. The token before
+    the vetoed one runs again: its place in the KV cache gets what it has."""
+
+    __slots__ = (
+        "_banned",
+        "_error",
+        "_is_ended",
+        "_num_acknowledged",
+        "_num_vetoes",
+        "_rollback",
+        "_samplers",
+        "_window",
+    )
+
+    def __init__(self, call: Generate, watch: Watch, token_bytes: Sequence[bytes], max_context: int) -> None:
+        super().__init__(call, token_bytes, max_context)
+        self._window = watch.window
+        self._num_acknowledged = self._num_vetoes = 0
+        self._rollback: _Rollback | None = None
+        self._is_ended = False  # by a reason of its own
+        self._error: ErrorInfo | None = None  # what it fails with, once all is acknowledged
+        self._banned: dict[int, set[int]] = {}  # tokens that were vetoed, by index
+        self._samplers: dict[int, SamplerRun] = {}  # before each token that may be vetoed
+        if self._sampler is not None:
+            self._samplers[0] = self._sampler
+
+    @property
+    def is_paused(self) -> bool:
+        is_full = len(self.tokens) - self._num_acknowledged >= self._window
+        return self._is_ended or self._error is not None or (is_full and self._rollback is None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has ended and the program has seen all of it."""
+        has_ended = self._is_ended or self._error is not None
+        return has_ended and self._rollback is None and self._num_acknowledged == len(self.tokens)
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        return self._error
+
+    def acknowledge(self, call: Acknowledge) -> None:
+        """The program has seen so many tokens. Raises BadRequest for more than there are."""
+        if call.num_tokens > (num_tokens := self._num_standing):
+            raise BadRequest(f"num_tokens: {call.num_tokens} of {num_tokens} tokens", field="num_tokens")
+        self._num_acknowledged = max(self._num_acknowledged, call.num_tokens)
+        for index in [index for index in self._samplers if index < self._num_acknowledged]:
+            del self._samplers[index]
+
+    def veto(self, call: Veto, *, is_running: bool) -> None:
+        """Goes back to before a token; when the row that runs is over, if there is one. Raises BadRequest for a token
+        that is not there, or was acknowledged."""
+        if not self._num_acknowledged <= call.index < self._num_standing:
+            raise BadRequest(
+                f"index: token {call.index} cannot be vetoed: {self._num_acknowledged} of {self._num_standing} tokens "
+                f"are acknowledged",
+                field="index",
+            )
+        self.acknowledge(Acknowledge(handle=call.handle, num_tokens=call.index))
+        self._rollback = _Rollback(call.index, call.ban)
+        if not is_running:
+            self._go_back()
+
+    def advance(self, result: RowResult) -> bool:
+        """As every segment; but it is over only when it was interrupted, and then keeps what was acknowledged."""
+        if self._rollback is not None:
+            self._go_back()
+        elif result.error is not None:
+            self._error, self.sampled = result.error, ()
+        else:
+            try:
+                self._is_ended = super().advance(result) and not self.is_interrupted
+            except LoopwrightError as error:
+                self._error = error.info()
+            if self._sampler is not None:  # then each row gives one token
+                self._samplers[len(self.tokens)] = self._sampler
+        return self.is_interrupted
+
+    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Of the prompt alone: what was sampled may be taken back."""
+        is_sampling = self.kv_len > self.start_kv_len + self._num_prompt
+        return ((), ()) if is_sampling else super().unrecorded()
+
+    def fail(self, info: ErrorInfo) -> None:
+        """It cannot run on."""
+        self._error, self.sampled = info, ()
+
+    def cut_to_seen(self) -> None:
+        """Drops what the program has not acknowledged; for the end of an interrupted segment."""
+        self._rollback = None
+        if self.tokens:
+            self._keep_first(self._num_acknowledged)
+
+    def progress(self) -> Progress | None:
+        if not self.sampled:
+            return None
+        first = len(self.tokens) - len(self.sampled)
+        return Progress(
+            tuple(self.tokens[first:]),
+            tuple(self.logprobs[first:]),
+            tuple(self.top_logprobs[first:]),
+            logprob_kind=self._call.sampling.logprobs,
+            first=first,
+            num_vetoes=self._num_vetoes,
+        )
+
+    @property
+    def _num_standing(self) -> int:
+        """Tokens that no veto has taken back."""
+        return len(self.tokens) if self._rollback is None else self._rollback.index
+
+    def _go_back(self) -> None:
+        assert self._rollback is not None
+        index, bans = self._rollback.index, self._rollback.bans
+        self._rollback = None
+        self._num_vetoes += 1
+        self._banned = {place: tokens for place, tokens in self._banned.items() if place <= index}
+        if bans:
+            self._banned.setdefault(index, set()).add(self.tokens[index])
+        self._keep_first(index)
+        try:
+            self._restore()
+            last = (self.tokens or self._call.tokens)[-1]
+            self.kv_len = self.start_kv_len + self._num_prompt + index - 1  # without the last, which runs again
+            self._continue((last,), (self._call.positions[-1] + index,))
+        except LoopwrightError as error:
+            self._error = error.info()
+
+    def _keep_first(self, num_tokens: int) -> None:
+        """Leaves only the first tokens, and KV for all of them but the last."""
+        del self.tokens[num_tokens:], self.logprobs[num_tokens:], self.top_logprobs[num_tokens:]
+        del self._ends[num_tokens:]
+        self.kv_len = self.start_kv_len + self._num_prompt + max(num_tokens - 1, 0)
+        self._num_run = self.num_inputs
+        if self._sampler is not None:
+            self._sampler = self._samplers[num_tokens]
+            self._samplers = {index: one for index, one in self._samplers.items() if index <= num_tokens}
+        self._is_ended, self._error, self._match, self._reason = False, None, None, "interrupted"
+        self.sampled = ()
+
+    def _restore(self) -> None:
+        """Brings stop strings and grammar to where the tokens are."""
+        if self._matcher is not None:
+            self._matcher = StopMatcher(self._call.stop)
+            for token in self.tokens:
+                self._matcher.push(self._token_bytes[token])
+        if self._grammar is not None:
+            self._state = self._grammar.start()
+            for token in self.tokens:
+                self._state.accept(token)
+
+    def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        banned = self._banned.get(len(self.tokens), set())
+        self._sampling = self._call.sampling
+        self._may_force = not banned
+        if self._state is None:
+            self._allowed_bits = None
+        super()._continue(tokens, positions)
+        if banned:
+            self._ban(banned)
+
+    def _ban(self, banned: set[int]) -> None:
+        """Leaves out tokens of the place after the last input."""
+        num_tokens, allowed = len(self._token_bytes), self._call.sampling.allowed
+        bits = (1 << num_tokens) - 1
+        if self._allowed_bits is not None:
+            bits = int.from_bytes(self._allowed_bits, "little")
+        elif allowed is not None:
+            bits = sum(1 << token for token in set(allowed))
+        bits &= ~sum(1 << token for token in banned)
+        if not bits:
+            raise BadRequest(
+                f"veto: all that may stand at token {len(self.tokens)} was vetoed, {len(banned)} tokens", field="veto"
+            )
+        self._allowed_bits = bits.to_bytes(-(-num_tokens // 8), "little")
+        self._sampling = msgspec.structs.replace(self._call.sampling, allowed=None)  # it is in the bits
+
+    def _num_forcible(self, position: int) -> int:
+        room = self._window - (len(self.tokens) - self._num_acknowledged)
+        return max(0, min(super()._num_forcible(position), room - 1))
