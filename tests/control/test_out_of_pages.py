@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import (
     AllocatePages,
@@ -75,8 +76,9 @@ def finish(rig: Rig, runs: Sequence[RigRun], calls: Sequence[int]) -> None:
             assert num_waits < 100, "calls wait for ever"
 
 
-def test_runs_that_wait_for_each_others_pages_all_say_what_they_say_alone() -> None:
-    rig = Rig(num_blocks=5)
+@pytest.mark.parametrize("policy", ["adaptive", "eager", "k-only", "t-only"])
+def test_runs_that_wait_for_each_others_pages_all_say_what_they_say_alone(policy: PolicyName) -> None:
+    rig = Rig(num_blocks=5, config=ControlConfig(policy=policy))
     big, small = rig.open("big"), rig.open("small")
     greedy = big.submit(segment(range(2, 12), 10))
     modest = small.submit(segment(range(20, 26), 9))

@@ -30,7 +30,7 @@ def one_step(rig: Rig) -> int:
 
 
 def submit(rig: Rig, num_runs: int, max_tokens: int = 1) -> list:
-    runs = [rig.open(f"run {rig.controller._num_issued} {n}") for n in range(num_runs)]
+    runs = [rig.open(f"run {len(rig.controller._sessions)}") for _ in range(num_runs)]
     return [(run, run.submit(generate((5,), sampling=SAMPLING, max_tokens=max_tokens))) for run in runs]
 
 

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
-from loopwright.control.direct_calls import DirectCall, answer, find_queue, rank
+from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.grouping import make_scheduler
-from loopwright.control.issue import QueuedCall, prepare, prepare_refused
-from loopwright.control.ordering import CallQueue, OpenCall
-from loopwright.control.resource_manager import ImmediateCall, ResourceManager
+from loopwright.control.intake import Intake
+from loopwright.control.ordering import OpenCall
+from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
@@ -26,13 +26,9 @@ from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
-from loopwright.core.call_table import require_traits
 from loopwright.core.calls import (
     ClearQueue,
     ExportPages,
-    FreeEmbeds,
-    FreePages,
-    Generate,
     ImportPages,
     QueueCall,
     SetPriority,
@@ -47,7 +43,6 @@ from loopwright.core.errors import (
     Cancelled,
     ErrorInfo,
     InternalError,
-    LimitExceeded,
     LoopwrightError,
 )
 from loopwright.core.executor import Executor
@@ -78,7 +73,6 @@ class Controller:
     ) -> None:
         shape = executor.shape
         self._executor = executor
-        self._token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._model_info = model_info
         self._clock = clock
         self._config = config
@@ -87,10 +81,11 @@ class Controller:
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
         self._scheduler = make_scheduler(config, self._resources)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
+        all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
+        self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
         self._sessions: dict[RunId, InlineSession] = {}
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
-        self._num_issued = 0
         self._counts = StepCounts()
         self._changed_s = clock.now_s()  # when a run last did something, or a step ended
         self._wake = asyncio.Event()
@@ -219,10 +214,9 @@ class Controller:
         except LoopwrightError as error:
             session.inbox.put(Completion(call_id, error=error.info()))
             return
-        if isinstance(call, ImmediateCall):
-            self._apply(session, queue, call_id, call)
-        else:
-            self._enqueue(session, queue, call_id, call)
+        ready = self._intake.take(session, queue, call_id, call)
+        if ready is not None:
+            self._settle([ready])
 
     def interrupt(self, session: InlineSession, call_id: CallId) -> None:
         """Ends a segment at its next token boundary; a call that has not started fails as Cancelled."""
@@ -260,84 +254,12 @@ class Controller:
         assert all(not call.is_over for call in calls), "a call that is over is still open"
         self._resources.check_integrity(calls)
 
-    # Issuing
-
-    def _apply(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall) -> None:
-        """Done at once, though earlier calls of the queue may be open. Freeing depends on nothing that could fail: it
-        works on a poisoned queue too."""
-        if queue.failure is None or isinstance(call, FreePages | FreeEmbeds):
-            try:
-                require_traits(call, self._model_info)
-                self._resources.apply(session.run_id, call)
-            except LoopwrightError as error:
-                self._enqueue_refused(session, queue, call_id, call, error.info())
-            else:
-                session.inbox.put(Completion(call_id, result=Done()))
-        else:
-            self._enqueue_refused(session, queue, call_id, call, queue.failure)
-
-    def _enqueue(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueuedCall) -> None:
-        if self._is_over_limit(session, queue, call_id):
-            return
-        if isinstance(call, ClearQueue):
-            queue.failure = None  # for what is issued from now on; its turn clears what fails until then
-            queue.num_clears += 1
-            ordering.clear(queue, queue.num_clears)
-        failure = queue.failure
-        one = self._open_call(session, queue, call_id, call)
-        if failure is None:
-            holdings = self._resources.holdings(session.run_id)
-            try:
-                require_traits(call, self._model_info)
-                if isinstance(call, Generate):
-                    self._compiling.check(call)
-                prepare(one, call, holdings, self._resources.shape, self._token_bytes)
-            except LoopwrightError as error:
-                failure = error.info()
-        if failure is not None:
-            self._enqueue_refused(session, queue, call_id, call, failure)
-            return
-        self._compiling.add(one)
-        self._place(session, one, ordering.taint(one))
-
-    def _enqueue_refused(
-        self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall, failure: ErrorInfo
-    ) -> None:
-        """A refused call takes its turn too: its error comes in order, and what it did not write is not read."""
-        if self._is_over_limit(session, queue, call_id):
-            return
-        one = self._open_call(session, queue, call_id, call)
-        prepare_refused(one, self._resources.holdings(session.run_id), self._resources.shape.block_size)
-        self._place(session, one, failure)
-
-    def _is_over_limit(self, session: InlineSession, queue: CallQueue, call_id: CallId) -> bool:
-        """Answers a call for which there is no room, at once and out of turn: it cannot wait anywhere."""
-        num_open, max_open = len(session.open_calls), session.limits.max_open_calls
-        if num_open < max_open:
-            return False
-        error = LimitExceeded(f"the run has {num_open} open calls; the limit is {max_open}", hint="wait for some")
-        queue.failure = queue.failure or ordering.consequence(queue, call_id, error.info())
-        session.inbox.put(Completion(call_id, error=error.info()))
-        return True
-
-    def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
-        self._num_issued += 1
-        place = rank(self._num_issued, queue.priority)
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
-
-    def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> None:
-        session.open_calls[call.call_id] = call
-        self._resources.hold(call)
-        ordering.enqueue(call, failure)
-        if call.num_blockers == 0:
-            self._settle([call])
-
     # Ending
 
     def _take_restored(self, call: OpenCall) -> None:
-        """The call has its dropped pages back."""
+        """The call has dropped pages back; perhaps not all of them."""
         self._resources.finish_restoring(call)
-        if isinstance(call.call, SettledCall):
+        if isinstance(call.call, SettledCall) and not self._resources.has_dropped(call):
             self._settle([call])
         else:
             self._scheduler.restored(call)

@@ -14,10 +14,11 @@ from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import AnyResource, OpenCall, Page, Resource, is_dropped
+from loopwright.control.ordering import OpenCall, Page, Resource, is_dropped
 from loopwright.control.page_content import Prefix
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
+from loopwright.control.reads import check_kv
 from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
@@ -78,7 +79,6 @@ class ResourceManager:
         self.exports = Exports(self.blocks, self._prefixes)
         self._dropping = Dropping(self.blocks, shape.block_size)
         self._copies: list[PrivateCopy] = []
-        self._full = (1 << shape.block_size) - 1  # `written` of a page whose every offset has KV
 
     def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
         """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
@@ -159,7 +159,7 @@ class ResourceManager:
         holdings = self._holdings[call.run_id]
         match call.call:
             case ExportPages(positions=positions):
-                self._check_kv(call.pages, len(positions), {}, "positions")
+                check_kv(call.pages, len(positions), self.shape.block_size, "positions")
                 self.exports.add(tenant, call.run_id, call.call, call.pages, holdings.root)
             case UnexportPages(name=name):
                 self.exports.remove(tenant, name)
@@ -168,25 +168,6 @@ class ResourceManager:
                 self._mark_kv(call.pages, 0, imported.kv_len)
                 return imported
         return Done()
-
-    def check_reads(self, call: OpenCall, promised: Mapping[AnyResource, int] = {}) -> None:
-        """Raises BadRequest if the call would read what nobody wrote: there may be what another run left. `promised`
-        are bits that will be written before the call runs."""
-        for embed in call.embed_reads:
-            if not embed.written and embed not in promised:
-                raise BadRequest(
-                    "an embed that the call reads was never written", hint="embed_text or forward fills it"
-                )
-        if isinstance(call.call, CopyPage):
-            size, offset = call.call.size, call.call.source_offset
-            if range_bits(offset, offset + size) & ~_written(call.pages[0], promised):
-                raise BadRequest(
-                    f"source: offsets {offset} … {offset + size - 1} are not all written", field="source_offset"
-                )
-        elif isinstance(call.call, ShiftKv):
-            self._check_shift(call.pages, call.call, promised)
-        elif isinstance(call.work, Feed):
-            self._check_kv(call.pages, call.work.start_kv_len, promised)
 
     def secure(self, call: OpenCall) -> bool:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
@@ -335,26 +316,6 @@ class ResourceManager:
             raise BadRequest(f"keep: {len(call.keep)} of them for the page's {self.shape.block_size}", field="keep")
         holdings.masked[call.page] = sum(1 << offset for offset, is_kept in enumerate(call.keep) if not is_kept)
 
-    def _check_kv(
-        self, pages: Sequence[Page], kv_len: int, promised: Mapping[AnyResource, int], field: str = "kv_len"
-    ) -> None:
-        num_full, num_tail = divmod(kv_len, self.shape.block_size)
-        for place in range(num_full):
-            if pages[place].written != self._full and _written(pages[place], promised) != self._full:
-                raise _no_kv(field, place, pages[place], self.shape.block_size)
-        if num_tail and range_bits(0, num_tail) & ~_written(pages[num_full], promised):
-            raise _no_kv(field, num_full, pages[num_full], num_tail)
-
-    def _check_shift(self, pages: Sequence[Page], call: ShiftKv, promised: Mapping[AnyResource, int]) -> None:
-        size, start = self.shape.block_size, call.start % self.shape.block_size
-        for place, page in enumerate(pages):
-            first = place * size
-            bits = range_bits(max(start - first, 0), min(start + call.size - first, size))
-            if bits & ~_written(page, promised):
-                raise BadRequest(
-                    f"start: tokens {call.start} … {call.start + call.size - 1} are not all written", field="start"
-                )
-
     def _restore(self, call: OpenCall) -> bool:
         """Begins to restore what the call needs and has lost, if anything. False if the pool has too few blocks now."""
         while call.restoring is None and self._may_have_dropped(call):
@@ -448,10 +409,6 @@ class ResourceManager:
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
 
 
-def _written(page: Page, promised: Mapping[AnyResource, int]) -> int:
-    return page.written | promised.get(page, 0)
-
-
 def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], targets: Sequence[PageName] = ()) -> None:
     """To the targets; without any, the sources lose theirs."""
     if not masked:
@@ -462,14 +419,6 @@ def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], target
     for source, target in zip(sources, targets, strict=False):
         if source in masked:
             masked[target] = masked[source]
-
-
-def _no_kv(field: str, place: int, page: Page, num_needed: int) -> BadRequest:
-    num_written = (~page.written & (page.written + 1)).bit_length() - 1
-    return BadRequest(
-        f"{field}: pages[{place}] has KV for its first {num_written} tokens, and {num_needed} are counted",
-        field=field,
-    )
 
 
 def _check_table(table: NameTable[NameT, IdT], held: Iterable[Resource[IdT]], num_holds: Counter[object]) -> list[IdT]:

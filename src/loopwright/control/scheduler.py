@@ -17,6 +17,7 @@ from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
 from loopwright.control.policies import PolicyName
+from loopwright.control.reads import check_reads
 from loopwright.control.resource_manager import PrivateCopy, ResourceManager
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
@@ -75,6 +76,12 @@ class Step:
     def copying(self) -> list[OpenCall]:
         """Calls that run once the step has made their private copies, which is all that it does for them."""
         return list(dict.fromkeys(call for call, _ in self.private))
+
+    def is_copied_from(self, call: OpenCall) -> bool:
+        """Whether the call copies into a block of which a private copy is made: copies of a step have no order."""
+        if not self.private or not isinstance(call.call, CopyPage):
+            return False
+        return any(one.copy.source == call.pages[1].id for _, one in self.private)
 
     def light_list(self, call: OpenCall) -> list[OpenCall] | None:
         """Where a call that is no feed belongs; None if it needs no engine."""
@@ -246,11 +253,8 @@ class Scheduler:
             if is_fitting and not call.is_paused and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     feed = call.feed
-                    if feed is None:  # the cache had the dropped pages of a call that is no feed
-                        if step.light_list(call) is None:
-                            step.settled.append(call)
-                        else:
-                            self.put(call)
+                    if feed is None:  # it is no forward, and has its dropped pages back
+                        self._take_restored(call, step)
                         continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
@@ -264,6 +268,15 @@ class Scheduler:
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _take_restored(self, call: OpenCall, step: Step) -> None:
+        taken = step.light_list(call)
+        if taken is None:
+            step.settled.append(call)
+        elif len(taken) < self._config.max_batch_rows:
+            taken.append(call)
+        else:
+            self.put(call)
 
     def _take_joining(self, step: Step) -> None:
         """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
@@ -284,7 +297,9 @@ class Scheduler:
         feed = call.work
         if not isinstance(feed, Feed):
             taken = step.light_list(call)
-            if taken is None or len(taken) == self._config.max_batch_rows or not self._secure(call, promised):
+            if taken is None or len(taken) == self._config.max_batch_rows or step.is_copied_from(call):
+                return False
+            if not self._secure(call, promised):
                 return False
             taken.append(call)
             return True
@@ -306,7 +321,7 @@ class Scheduler:
         if not self._resources.can_join(call):
             return False
         try:
-            self._resources.check_reads(call, promised)
+            check_reads(call, self._resources.shape.block_size, promised)
             call.is_started = self._resources.secure(call)
         except LoopwrightError:
             return False
@@ -314,9 +329,11 @@ class Scheduler:
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
+        if step.is_copied_from(call):
+            return False
         try:
             if not call.is_started:
-                self._resources.check_reads(call)
+                check_reads(call, self._resources.shape.block_size)
             if not self._resources.secure(call):
                 self.is_blocked = True
                 return False
