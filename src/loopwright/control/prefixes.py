@@ -75,8 +75,11 @@ class Prefixes:
 
     def record(self, call: OpenCall, feed: Feed, root: Root) -> None:
         """Notes what the feed wrote since the last time. The cache gets the pages that are full now."""
-        start, (tokens, positions) = feed.num_recorded, feed.unrecorded()
-        feed.num_recorded = feed.kv_len
+        start, end = feed.num_recorded, feed.kv_len if call.is_over else feed.num_final
+        if end < start:
+            return
+        tokens, positions = feed.unrecorded(end)
+        feed.num_recorded = end
         place, offset = divmod(start, self._size)
         # What ran in one step with a copy that it waited for began to write before the copy was noted.
         self.cut(call.pages[place : len(feed.block_ids)], offset, root)
