@@ -1,4 +1,4 @@
-"""What a watched segment's pages are to others, and what failures and suspension do to one that waits for its program."""
+"""What the pages of a watched segment are to others, and what failures and suspension do to it while it waits."""
 
 import msgspec
 import pytest

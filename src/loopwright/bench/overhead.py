@@ -1,7 +1,8 @@
 """What control costs the host: a step around an engine that answers at once, and a call that needs no engine.
 
 Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row); `added=KIND`, what each further row
-of a step costs if it is of that kind; `live=896`, a call that control answers while so many programs wait (aim: 40 µs).
+of a step costs if it is of that kind (engine excluded: a sampler is not computed); `live=896`, a call that control
+answers while so many programs do nothing (aim: 40 µs); `…/state=busy`, while each of them has a segment running.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from statistics import median
 from typing import TypeAlias
 
 from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Row, case_name, measured
-from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_token
+from loopwright.bench.sessions import QUEUE, Caller, by_sampler, by_segment, by_token, by_watching, segment_call
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.together import all_of
 from loopwright.compose.simulated import open_simulation
@@ -25,7 +26,9 @@ from loopwright.core.step_costs import StepCosts
 Program: TypeAlias = Callable[[Caller, int], Awaitable[None]]
 """Generates so many tokens in steps of one token, as the only thing it does."""
 
-KINDS: dict[str, Program] = {"segment": by_segment, "program": by_token}
+KINDS: dict[str, Program] = {
+    "segment": by_segment, "sampler": by_sampler, "watched": by_watching, "program": by_token,
+}  # fmt: skip
 """Ways to generate, by the name of their case."""
 
 NUM_ROWS = (1, 64, 256, 1024)
@@ -33,6 +36,9 @@ NUM_STEPS = 128  # tokens of each segment
 NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
 NUM_LIVE = 896
 NUM_CALLS = 2000
+NUM_BUSY_CALLS = 200  # there may be a step of all programs between two of them
+
+OWN_PAGE = PageName(1 << 20)  # no segment grows so far
 
 _SUITE = "overhead"
 _CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=2048)
@@ -52,10 +58,12 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         steps_s: dict[tuple[str, int], list[float]] = {("segment", num): [] for num in NUM_ROWS}
         steps_s |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
         calls_s: list[float] = []
+        busy_s: list[float] = []
         for _ in range(num_rounds):
             for (kind, num_rows), values in steps_s.items():
                 values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
             calls_s.append(await call_s(control, clock, NUM_LIVE))
+            busy_s.append(await call_s(control, clock, NUM_LIVE, NUM_BUSY_CALLS, is_busy=True))
     rows = [
         measured(_SUITE, case_name(rows=num), STEP_US, [1e6 * one_s for one_s in steps_s["segment", num]])
         for num in NUM_ROWS
@@ -67,6 +75,7 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         ]
         rows.append(measured(_SUITE, case_name(added=kind), ROW_US, [1e6 * one_s for one_s in added_s]))
     rows.append(measured(_SUITE, case_name(live=NUM_LIVE), CALL_US, [1e6 * one_s for one_s in calls_s]))
+    rows.append(measured(_SUITE, case_name(live=NUM_LIVE, state="busy"), CALL_US, [1e6 * one_s for one_s in busy_s]))
     return rows
 
 
@@ -85,15 +94,19 @@ async def step_s(control: Control, clock: Clock, program: Program, num_rows: int
     return elapsed_s / ((await control.stats()).num_steps - before.num_steps)
 
 
-async def call_s(control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS) -> float:
+async def call_s(
+    control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS, *, is_busy: bool = False
+) -> float:
     """Median seconds from submitting a call that control answers to its answer. So many runs are live, and each of
-    them makes calls, one after another."""
+    them makes calls, one after another; if they are busy, beside a segment of its own that never ends."""
     callers = [Caller(control, f"live-{index}") for index in range(num_live)]
     taken_s: list[float] = []
     try:
         for caller in callers:
             await caller.call(CreateQueue(queue=QUEUE))
-        pages = (PageName(1),)
+            if is_busy:
+                caller.begin(segment_call(control.models()[0].max_context))
+        pages = (OWN_PAGE,)
         for number in range(num_calls):
             caller = callers[number // 2 % num_live]
             call = FreePages(queue=QUEUE, pages=pages) if number % 2 else AllocatePages(queue=QUEUE, pages=pages)
