@@ -1,4 +1,4 @@
-"""Case I3. Plain, speculative, watched while it runs ahead, from the prefix cache, and on a fork: the same request under
+"""Case I3. Plain, speculative, watched while it runs ahead, from the prefix cache, on a fork: the same request under
 a grammar, a stop string, bias, penalties, or with processed log-probabilities is one answer, the one-request loop's.
 
 A program's drafts know no grammar. There, what speculates are the tokens that the grammar forces: they ride as drafts,
