@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loopwright.core import calls, host_calls, results
+from loopwright.core import calls, host_calls, outside_calls, results
+from loopwright.core.call_base import HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.traits import Trait
@@ -63,7 +64,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     host_calls.Detokenize: CallKind("runtime", "{text}", ("tokenize",)),
     host_calls.RenderChat: CallKind("runtime", "{tokens}", ("tokenize",)),
     host_calls.Vocabulary: CallKind("runtime", "{bytes, lengths}", ("tokenize",)),
-    host_calls.HttpRequest: CallKind("runtime", "{status, headers, text}"),
+    outside_calls.HttpRequest: CallKind("runtime", "{status, headers, text}"),
     host_calls.EmitValue: CallKind("runtime", results.Done),
     host_calls.EmitText: CallKind("runtime", results.Done),
     host_calls.Interrupt: CallKind("runtime", results.Done),
@@ -72,7 +73,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
 """Every call that a program may send, in the order of the reference."""
 
 
-def require_traits(call: calls.Call | host_calls.HostCall, model: ModelInfo) -> None:
+def require_traits(call: calls.Call | HostCall, model: ModelInfo) -> None:
     """Raises ModelLacksTrait if the model lacks a trait that the call wants."""
     for trait in CALL_KINDS[type(call)].traits:
         if trait not in model.traits:

@@ -31,7 +31,6 @@ from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
-from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
@@ -39,6 +38,7 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
+from loopwright.runtime.services import Services
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -91,7 +91,7 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._egress = Egress()
+        self._services = Services(model)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -106,7 +106,7 @@ class Launcher:
         for run in self._runs.values():
             run.fail(Cancelled("the server is stopping"))
         await self._tasks.__aexit__(kind, error, trace)
-        await self._egress.close()
+        await self._services.close()
 
     # Runs
 
@@ -211,18 +211,20 @@ class Launcher:
 
     async def _execute_in_sandbox(self, run: Run) -> str:
         limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
+        facts = RunFacts(run.run_id, run.seed, run.arguments)
         session = self._control.open(run.run_id, limits)
         try:
-            async with Host(
-                run=RunFacts(run.run_id, run.seed, run.arguments),
-                session=session,
-                model=self._model,
-                egress=self._egress,
-                events=run.events,
-                permissions=run.program.metadata.permissions,
-                limits=run.limits,
-                fail=run.fail,
-            ) as host:
+            async with (
+                self._services.open(facts, run.program.metadata.permissions) as answers,
+                Host(
+                    session=session,
+                    model=self._model,
+                    answers=answers,
+                    events=run.events,
+                    limits=run.limits,
+                    fail=run.fail,
+                ) as host,
+            ):
                 arguments = json.dumps(run.arguments)
                 return await run.sandbox.run(run.program.source, run.program.filename, arguments, host, run.limits)
         finally:
