@@ -150,7 +150,8 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
             message = f"logit_bias: {token} is no token id of {model.name}; ids end at {model.vocab_size - 1}"
             raise BadRequest(message, field="logit_bias")
     arguments = {"messages": request.messages, **request.options, "stream": request.is_streamed}
-    return RunSpec(program="chat", arguments=arguments, sandbox="native", seed=request.options.get("seed"))
+    seed = request.options.get("seed")
+    return RunSpec(program="chat", arguments=arguments, sandbox="native", seed=seed, has_input=False)
 
 
 def program_spec(request: ChatRequest, program: ProgramInfo) -> RunSpec:
@@ -177,7 +178,7 @@ def program_spec(request: ChatRequest, program: ProgramInfo) -> RunSpec:
                 hint=f"use POST /v1/programs/{program.name}/runs",
                 field="model",
             )
-    return RunSpec(program=program.name, arguments=arguments, seed=request.options.get("seed"))
+    return RunSpec(program=program.name, arguments=arguments, seed=request.options.get("seed"), has_input=False)
 
 
 _NEUTRAL: Mapping[str, object] = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "stop": [], "logit_bias": {}}
