@@ -1,4 +1,4 @@
-"""Waits for a step of the engine on the event loop. Never looks into the result. Used by the controller, once a step."""
+"""Waits for a step of the engine on the event loop. Never looks into it. Used by the controller, once a step."""
 
 import asyncio
 from concurrent.futures import Future
