@@ -11,7 +11,7 @@ from msgspec import Meta
 from loopwright.core.call_base import HostCall
 
 ChannelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-Number: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 
 
 class Broadcast(HostCall, frozen=True, kw_only=True, tag="broadcast"):

@@ -26,20 +26,20 @@ class StoreGet(StoreCallBase, frozen=True, kw_only=True, tag="store_get"):
 
 
 class StoreSet(StoreCallBase, frozen=True, kw_only=True, tag="store_set"):
-    """Done."""
+    """Puts a value at a key, whatever it held. Done."""
 
     key: Key
     value: str
 
 
 class StoreDelete(StoreCallBase, frozen=True, kw_only=True, tag="store_delete"):
-    """{existed}"""
+    """Empties a key: {existed}, whether it held anything."""
 
     key: Key
 
 
 class StoreExists(StoreCallBase, frozen=True, kw_only=True, tag="store_exists"):
-    """{exists}"""
+    """Whether a key holds anything: {exists}."""
 
     key: Key
 

@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor
+from loopwright.sdk import errors, http, resources, tensor, tools
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
@@ -27,6 +27,7 @@ from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.store import Store
+from loopwright.sdk.tools import Tool, tool
 from loopwright.sdk.turn import Chunk, Score, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
@@ -55,6 +56,7 @@ __all__ = [
     "RunFacts",
     "Score",
     "Store",
+    "Tool",
     "Turn",
     "Untraceable",
     "Verified",
@@ -84,5 +86,7 @@ __all__ = [
     "subscribe",
     "tensor",
     "tokenize",
+    "tool",
+    "tools",
     "vocabulary",
 ]
