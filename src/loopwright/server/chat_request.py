@@ -150,8 +150,7 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
             message = f"logit_bias: {token} is no token id of {model.name}; ids end at {model.vocab_size - 1}"
             raise BadRequest(message, field="logit_bias")
     arguments = {"messages": request.messages, **request.options, "stream": request.is_streamed}
-    seed = request.options.get("seed")
-    return RunSpec(program="chat", arguments=arguments, sandbox="native", seed=seed, has_input=False)
+    return RunSpec(program="chat", arguments=arguments, sandbox="native", seed=request.options.get("seed"))
 
 
 def program_spec(request: ChatRequest, program: ProgramInfo) -> RunSpec:
