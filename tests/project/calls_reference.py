@@ -12,9 +12,9 @@ import msgspec
 from repository import ROOT
 
 from loopwright.core import calls, results
+from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import CALL_KINDS, CallKind, op_of
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.host_calls import HostCall
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Result
 from loopwright.core.samplers import TracedSampler
@@ -180,14 +180,13 @@ def _sizes(schema: dict[str, Any], what: str, unit: str) -> str:
 def _values() -> list[type]:
     """Structs that calls hold, but calls themselves."""
     components = msgspec.json.schema_components(list(CALL_KINDS), ref_template="{name}")[1]
-    known = {one.__name__: one for one in _structs(calls.Call, HostCall, TracedSampler)}
+    known = {one.__name__: one for one in _structs(TracedSampler, *CALL_KINDS)}
     return [known[name] for name in components if name in known]
 
 
 def _structs(*roots: type) -> Iterator[type]:
     """Every struct of the modules of `roots` that is no call."""
-    for root in roots:
-        module = inspect.getmodule(root)
+    for module in dict.fromkeys(map(inspect.getmodule, roots)):
         for one in vars(module).values():
             if inspect.isclass(one) and issubclass(one, msgspec.Struct) and not issubclass(one, calls.Call | HostCall):
                 yield one

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from loopwright.core.errors import PermissionDenied
-from loopwright.core.host_calls import HttpRequest
+from loopwright.core.outside_calls import HttpRequest
 from loopwright.runtime import egress
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.http_client import HttpClient

@@ -1,6 +1,7 @@
 """The calls that the runtime answers itself, and the whole set a program may send. Never executes one.
 
-Decoded and executed by the runtime's host; schemas for the reference docs come from here and from `calls`.
+Decoded by the runtime's host; schemas for the reference docs come from here, from `calls`, and from the modules that
+hold one subject each and are part of the union below.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -8,14 +9,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
+from loopwright.core.message_calls import MessageCall
+from loopwright.core.outside_calls import OutsideCall
+from loopwright.core.store_calls import StoreCall
 from loopwright.core.traits import Trait
-
-
-class HostCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
-    """What every call of the runtime has in common. With `answer` false none is sent."""
-
-    answer: bool = True
 
 
 class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
@@ -87,18 +86,6 @@ class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):
     stream: bool = False
 
 
-class HttpRequest(HostCall, frozen=True, kw_only=True, tag="http"):
-    """One HTTP exchange with a host that the program's permissions list: {status, headers, text}.
-    Redirects are not followed."""
-
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"] = "GET"
-    url: str
-    params: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    body: str | None = None
-    timeout_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
-
-
 class EmitValue(HostCall, frozen=True, kw_only=True, tag="emit"):
     """A JSON value for the client, as an event. Done."""
 
@@ -125,7 +112,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | HttpRequest | EmitValue | EmitText | Interrupt | Cancel
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

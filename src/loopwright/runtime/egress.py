@@ -7,7 +7,7 @@ than a tenth of a second, which no start should wait for and no neighbour.
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from loopwright.core.host_calls import HttpRequest
+from loopwright.core.outside_calls import HttpRequest
 from loopwright.runtime.permissions import Permissions
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""Answers a program's calls: its own at once or by a task, the control layer's through a session.
+"""Takes a program's calls to who answers them, services or the control layer's session, and the answers back.
 
 Never starts or ends a run. Made by the launcher, one per run; the sandbox calls it as the program's Guest.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from loopwright.core import host_calls as calls
+from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import WatchCall
 from loopwright.core.control import Session
@@ -19,16 +21,11 @@ from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, Loo
 from loopwright.core.ids import CallId
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
-from loopwright.runtime import facts
-from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
+from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.segment_text import SegmentText
-from loopwright.text.stream import detokenize
-
-MAX_CHARS_ON_LOOP = 8192
-"""Text that is tokenized on the event loop's thread: two milliseconds' worth."""
+from loopwright.runtime.services import Answers
 
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 class OpenCall:
     """A call that has not ended."""
 
-    task: asyncio.Task[None] | None = None  # answered by a task of the host; otherwise control has it
+    task: asyncio.Task[None] | None = None  # awaits a service; otherwise control has the call
     segment: calls.Segment | None = None
     text: SegmentText | None = None
     wants_answer: bool = True
@@ -51,28 +48,24 @@ class Host:
     def __init__(
         self,
         *,
-        run: facts.RunFacts,
         session: Session,
-        model: facts.ModelText,
-        egress: Egress,
+        model: ModelText,
+        answers: Answers,
         events: EventLog,
-        permissions: Permissions,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
     ) -> None:
-        self._run = run
         self._session = session
         self._model = model
-        self._egress = egress
+        self._answers = answers
         self._events = events
-        self._permissions = permissions
         self._limits = limits
         self._fail = fail
         self._tasks = asyncio.TaskGroup()
         self._pump: asyncio.Task[None] | None = None
         self._open: dict[int, OpenCall] = {}
         self._next_handle = 1
-        self._answers: list[bytes] = []
+        self._ready: list[bytes] = []  # encoded answers that the program has not taken
         self._wake: Callable[[], None] | None = None
         self._is_over = False
 
@@ -105,7 +98,7 @@ class Host:
         try:
             call = self._decode_call(op)
             wants_answer = call.answer
-            if isinstance(call, calls.HostCall):  # what control answers it refuses itself, in the order of the queue
+            if isinstance(call, HostCall):  # what control answers it refuses itself, in the order of the queue
                 require_traits(call, self._model.info)
             self._dispatch(handle, call)
         except LoopwrightError as error:
@@ -119,14 +112,14 @@ class Host:
             self._tell(lambda: self._events.log(stream, line))
 
     def take_events(self) -> str:
-        if not self._answers:
+        if not self._ready:
             return ""
-        taken, self._answers = self._answers, []
+        taken, self._ready = self._ready, []
         return (b"[" + b",".join(taken) + b"]").decode()
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
-        if wake is not None and self._answers:
+        if wake is not None and self._ready:
             wake()
 
     # Calls
@@ -147,28 +140,17 @@ class Host:
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
         match call:
-            case calls.Describe() | calls.Models() | calls.Adapters() | calls.EmbedsNeeded():
-                self._answer(handle, call, facts.answer(call, self._run, self._model))
-            case calls.Vocabulary():
-                self._spawn(handle, call, lambda: asyncio.to_thread(facts.vocabulary, self._model))
-            case calls.Tokenize():
-                self._answer_text(handle, call, len(call.text), lambda: {"tokens": self._tokenize(call)})
-            case calls.Detokenize():
-                self._answer(handle, call, {"text": self._detokenize(call)})
-            case calls.RenderChat():
-                size = sum(len(message.content) for message in call.messages)
-                self._answer_text(handle, call, size, lambda: {"tokens": self._render_chat(call)})
             case calls.Segment():
                 self._begin_segment(handle, call)
-            case calls.HttpRequest():
-                self._spawn(handle, call, lambda: self._egress.request(call, self._permissions))
             case calls.EmitValue() | calls.EmitText():
                 self._emit(call)
                 self._answer(handle, call, Done())
             case calls.Interrupt() | calls.Cancel():
                 self._stop_call(call.handle)
                 self._answer(handle, call, Done())
-            case _:  # the rest of the union is control's
+            case HostCall():
+                self._serve(handle, call, self._answers[type(call)](call))
+            case _:
                 self._open[handle] = OpenCall(wants_answer=call.answer)
                 self._session.submit(CallId(handle), call)
 
@@ -178,36 +160,6 @@ class Host:
         else:
             self._tell(lambda: self._events.text(call.text))
 
-    def _answer_text(
-        self, handle: int, call: calls.Tokenize | calls.RenderChat, num_chars: int, work: Callable[[], object]
-    ) -> None:
-        """Answers at once, or from a thread when it takes so long that other programs would notice."""
-        if num_chars <= MAX_CHARS_ON_LOOP:
-            self._answer(handle, call, work())
-        else:
-            self._spawn(handle, call, lambda: asyncio.to_thread(work))
-
-    def _tokenize(self, call: calls.Tokenize) -> list[int]:
-        tokenizer = self._model.tokenizer
-        ids = tokenizer.encode(call.text, "nothing" if call.starts_context else "text")
-        if call.starts_context and tokenizer.add_bos and tokenizer.bos_id is not None:
-            return [tokenizer.bos_id, *ids]
-        return ids
-
-    def _detokenize(self, call: calls.Detokenize) -> str:
-        size = self._model.info.vocab_size
-        if any(token >= size for token in call.tokens):
-            raise BadRequest(f"token id {max(call.tokens)}; the vocabulary has {size}", field="tokens")
-        return detokenize(self._model.tokenizer.token_bytes, call.tokens)
-
-    def _render_chat(self, call: calls.RenderChat) -> list[int]:
-        if self._model.chat_template is None:
-            raise BadRequest(
-                f"the model {self._model.info.name!r} has no chat template", hint="use append instead of chat roles"
-            )
-        messages = [{"role": message.role, "content": message.content} for message in call.messages]
-        return self._model.chat_template.render_delta(messages, call.num_done, call.is_open, call.add_generation_prompt)
-
     def _begin_segment(self, handle: int, call: calls.Segment) -> None:
         if call.emit and call.generate.watch is not None:
             raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
@@ -216,16 +168,31 @@ class Host:
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         self._session.submit(CallId(handle), generate)
 
-    def _spawn(self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        task = self._tasks.create_task(self._finish_work(handle, call, work))
-        task.add_done_callback(lambda _: self._open.pop(handle, None))  # also when it is cancelled before it began
+    def _serve(self, handle: int, call: HostCall, answer: object) -> None:
+        """Answers with what a service returned: now, or by a task when it is there."""
+        if not isinstance(answer, Coroutine | AsyncGenerator):
+            self._answer(handle, call, answer)
+            return
+        task = self._tasks.create_task(self._finish_work(handle, call, answer))
+        task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
         self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
 
+    def _forget(self, handle: int, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]") -> None:
+        self._open.pop(handle, None)
+        if isinstance(answer, Coroutine):
+            answer.close()
+
     async def _finish_work(
-        self, handle: int, call: calls.RuntimeCall, work: Callable[[], Coroutine[Any, Any, Any]]
+        self, handle: int, call: HostCall, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]"
     ) -> None:
+        payload: object = Done()
         try:
-            payload = await work()
+            if isinstance(answer, Coroutine):
+                payload = await answer
+            else:
+                async with aclosing(answer) as parts:
+                    async for part in parts:
+                        self._push(handle, "part", part, call.answer)
         except LoopwrightError as error:
             self._answer_error(handle, error, call.answer)
         except Exception as error:  # noqa: BLE001 (the boundary of the run: a fault here is ours, and must not pass)
@@ -286,7 +253,7 @@ class Host:
         if segment.stream and (delta or tokens):
             self._push(handle, "part", {"text": delta, "tokens": tokens})
 
-    def _answer(self, handle: int, call: calls.ProgramCall, payload: object) -> None:
+    def _answer(self, handle: int, call: HostCall, payload: object) -> None:
         self._push(handle, "ok", payload, call.answer)
 
     def _answer_error(self, handle: int, error: LoopwrightError, wants_answer: bool) -> None:
@@ -294,7 +261,7 @@ class Host:
 
     def _push(self, handle: int, kind: str, payload: object, wants_answer: bool = True) -> None:
         if wants_answer and not self._is_over:
-            self._answers.append(b'[%d,"%s",%s]' % (handle, kind.encode(), _encode(payload)))
+            self._ready.append(b'[%d,"%s",%s]' % (handle, kind.encode(), _encode(payload)))
             if self._wake is not None:
                 self._wake()
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from loopwright.core.errors import BadRequest, LimitExceeded, Unavailable
-from loopwright.core.host_calls import HttpRequest
+from loopwright.core.outside_calls import HttpRequest
 from loopwright.runtime.permissions import Permissions
 
 MAX_BODY_BYTES = 4 << 20

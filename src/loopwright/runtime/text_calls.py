@@ -1,0 +1,60 @@
+"""Answers the calls about text: tokens of a text, text of tokens, tokens of a chat. Never asks the engine.
+
+A service of the host, the same for all runs of a model.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from loopwright.core.errors import BadRequest
+from loopwright.core.host_calls import Detokenize, RenderChat, Tokenize, Vocabulary
+from loopwright.runtime import facts
+from loopwright.text.stream import detokenize
+
+MAX_CHARS_ON_LOOP = 8192
+"""Text that is tokenized on the event loop's thread: two milliseconds' worth."""
+
+Payload: TypeAlias = dict[str, Any]
+
+
+class TextCalls:
+    """What takes long is done on a thread: other programs would notice."""
+
+    def __init__(self, model: facts.ModelText) -> None:
+        self._model = model
+
+    def tokenize(self, call: Tokenize) -> Payload | Coroutine[Any, Any, Payload]:
+        return _soon(len(call.text), lambda: {"tokens": self._tokens_of(call)})
+
+    def detokenize(self, call: Detokenize) -> Payload:
+        size = self._model.info.vocab_size
+        if any(token >= size for token in call.tokens):
+            raise BadRequest(f"token id {max(call.tokens)}; the vocabulary has {size}", field="tokens")
+        return {"text": detokenize(self._model.tokenizer.token_bytes, call.tokens)}
+
+    def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
+        num_chars = sum(len(message.content) for message in call.messages)
+        return _soon(num_chars, lambda: {"tokens": self._tokens_of_chat(call)})
+
+    def vocabulary(self, _: Vocabulary) -> Coroutine[Any, Any, Payload]:
+        return asyncio.to_thread(facts.vocabulary, self._model)
+
+    def _tokens_of(self, call: Tokenize) -> list[int]:
+        tokenizer = self._model.tokenizer
+        ids = tokenizer.encode(call.text, "nothing" if call.starts_context else "text")
+        if call.starts_context and tokenizer.add_bos and tokenizer.bos_id is not None:
+            return [tokenizer.bos_id, *ids]
+        return ids
+
+    def _tokens_of_chat(self, call: RenderChat) -> list[int]:
+        if self._model.chat_template is None:
+            raise BadRequest(
+                f"the model {self._model.info.name!r} has no chat template", hint="use append instead of chat roles"
+            )
+        messages = [{"role": message.role, "content": message.content} for message in call.messages]
+        return self._model.chat_template.render_delta(messages, call.num_done, call.is_open, call.add_generation_prompt)
+
+
+def _soon(num_chars: int, work: Callable[[], Payload]) -> Payload | Coroutine[Any, Any, Payload]:
+    return work() if num_chars <= MAX_CHARS_ON_LOOP else asyncio.to_thread(work)
