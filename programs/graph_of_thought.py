@@ -13,7 +13,8 @@ LENGTHS = (4, 32, 16, 8, 4, 16, 3, 32)  # tokens of each proposal, so that they 
 async def main(topic: str = "a garden for bees", levels: int = 2, max_tokens: int = 64, seed: int = 1) -> list[str]:
     root = Context(seed=seed)
     root.user(f"Propose something for {topic}.")
-    running = {asyncio.create_task(write(await root.fork(), length)): 0 for length in LENGTHS}
+    forks = await asyncio.gather(*(root.fork() for _ in LENGTHS))
+    running = {asyncio.create_task(write(fork, length)): 0 for fork, length in zip(forks, LENGTHS, strict=True)}
     waiting: dict[int, str] = {}  # the one of a level that has no partner yet
     results = []
     while running:
