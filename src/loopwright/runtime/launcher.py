@@ -29,6 +29,7 @@ from loopwright.core.errors import (
 from loopwright.core.events import Event
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.event_log import EventLog
@@ -171,7 +172,7 @@ class Launcher:
             sandbox=sandbox,
             limits=limits,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
-            events=EventLog(run_id, self._clock, limits.max_output_bytes),
+            events=EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
         )
@@ -206,11 +207,12 @@ class Launcher:
                 raise
             raise DeadlineExceeded(
                 f"the run took longer than its {run.limits.seconds} s",
-                hint="raise limits.seconds in the program's metadata",
+                hint=raise_hint("seconds", run.limits.seconds),
+                field="seconds",
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
-        limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
+        limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         facts = RunFacts(run.run_id, run.seed, run.arguments)
         session = self._control.open(run.run_id, limits)
         try:
