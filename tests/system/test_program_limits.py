@@ -21,7 +21,7 @@ async def main():
     port = current_port()
     port.post({"op": "create_queue", "queue": 1})
     async def call(op, **fields):
-        return await port.issue({"op": op, **({} if op == 'tokenize' else {"queue": 1}), **fields})
+        return await port.issue({"op": op, **({} if op in ('tokenize', 'store_set') else {"queue": 1}), **fields})
     async def many(op):
         rows = [{"pages": [], "grow_from": n, "kv_len": 0, "tokens": [1], "positions": [0]} for n in range(20)]
         await asyncio.gather(*(call(op, **row) for row in rows))
@@ -39,6 +39,7 @@ PASSED: dict[str, tuple[Any, str, str]] = {
     "max_open_calls": (4, "await many('forward_text')", "4 calls are open; the limit is 4"),
     "max_output_bytes": (1000, "print('x' * 2000)", "output has 2000 bytes; its limit is 1000"),
     "max_message_bytes": (1000, "await call('tokenize', text='x' * 2000)", r"has 2\d{3} characters; the limit is 1000"),
+    "max_state_bytes": (1000, "await call('store_set', key='a', value='x' * 2000)", r"hold 2\d{3} bytes; .* is 1000$"),
     "max_unread_bytes": (
         100_000,
         'while True: port._submit(\'{"op": "vocabulary"}\')',
