@@ -6,7 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
@@ -243,6 +243,9 @@ class Controller:
         """Asserts that names, calls, blocks and slots add up. Any time."""
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
         assert all(not call.is_over for call in calls), "a call that is over is still open"
+        num_open = Counter(call.queue for call in calls)
+        queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
+        assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
         self._resources.check_integrity(calls)
 
     # Ending
@@ -342,6 +345,7 @@ class Controller:
         self._resources.release(call)
         session = self._sessions[call.run_id]
         del session.open_calls[call.call_id]
+        call.queue.num_open -= 1
         session.idle_since_s = self._changed_s
         return ready
 
