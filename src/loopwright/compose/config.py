@@ -26,7 +26,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The application layer. `caps` bounds what a program's metadata may ask for."""
 
-    caps: Limits = Limits(memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_output_bytes=64 << 20)
+    caps: Limits = Limits(
+        memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_output_bytes=64 << 20,
+        max_children=256,
+    )  # fmt: skip
     max_live_runs: int = 2048
     sandbox_backend: Backend = "auto"
     needs_wasm: bool = True  # False leaves the Wasm runner out: for native runs only

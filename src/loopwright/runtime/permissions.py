@@ -4,21 +4,29 @@ Nothing is permitted by default. A pattern is `host`, `host:port` or `host:*`, w
 without a port it stands for 80 and 443.
 """
 
+import re
+
 import msgspec
 
 from loopwright.core.errors import PermissionDenied, ProgramRejected
 
 DEFAULT_PORTS = (80, 443)
+PROGRAM_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+OWN_SOURCE = "@self"
+ANY_SOURCE = "@source"
 
 
 class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata table `permissions`."""
 
     http: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()  # deployed programs by name; "@self": functions of its own file, "@source": any text
 
     def __post_init__(self) -> None:
         for pattern in self.http:
             _check_pattern(pattern)
+        for name in self.children:
+            _check_child(name)
 
     def check_http(self, host: str, port: int) -> None:
         """Raises PermissionDenied, naming the line to add, unless some pattern covers the host and port."""
@@ -28,9 +36,26 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 hint=f'add to the program\'s metadata: permissions = {{ http = ["{host}:{port}"] }}',
             )
 
+    def check_child(self, name: str) -> None:
+        """Raises PermissionDenied, naming the line to add, unless programs of that name may be spawned."""
+        if name not in self.children:
+            raise PermissionDenied(
+                f"the program may not spawn {name}; permitted: {', '.join(self.children) or 'nothing'}",
+                hint=f'add to the program\'s metadata: permissions = {{ children = ["{name}"] }}',
+            )
+
+
+def _check_child(name: str) -> None:
+    if name not in (OWN_SOURCE, ANY_SOURCE) and not PROGRAM_NAME.fullmatch(name):
+        raise ProgramRejected(
+            f"permissions.children holds {name!r}, which names no program",
+            hint=f'write the name of a deployed program, "{OWN_SOURCE}" or "{ANY_SOURCE}"',
+            field="permissions.children",
+        )
+
 
 def _check_pattern(pattern: str) -> None:
-    host, _, port = _split(pattern)
+    host, _, port = split_pattern(pattern)
     is_port = port in ("", "*") or (port.isdigit() and 0 < int(port) < 65536)
     if not host or not is_port or "/" in pattern or "*" in host.removeprefix("*."):
         raise ProgramRejected(
@@ -41,14 +66,14 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _matches(pattern: str, host: str, port: int) -> bool:
-    wanted_host, has_port, wanted_port = _split(pattern.lower())
+    wanted_host, has_port, wanted_port = split_pattern(pattern.lower())
     is_port_covered = wanted_port in ("*", str(port)) if has_port else port in DEFAULT_PORTS
     if wanted_host.startswith("*."):
         return is_port_covered and host.endswith(wanted_host[1:]) and len(host) >= len(wanted_host)
     return is_port_covered and host == wanted_host
 
 
-def _split(pattern: str) -> tuple[str, bool, str]:
+def split_pattern(pattern: str) -> tuple[str, bool, str]:
     """Host, whether a port is named, the port. An IPv6 address stands in brackets."""
     if pattern.startswith("["):
         host, _, rest = pattern[1:].partition("]")

@@ -3,7 +3,8 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor, tools
+from loopwright.sdk import children, errors, http, resources, tensor, tools
+from loopwright.sdk.children import Child, ChildFailed, parent_context, spawn
 from loopwright.sdk.context import Context
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
@@ -34,6 +35,8 @@ __all__ = [
     "BadRequest",
     "BoundaryHit",
     "Cause",
+    "Child",
+    "ChildFailed",
     "Chunk",
     "Context",
     "ContextTooLong",
@@ -57,6 +60,7 @@ __all__ = [
     "Verified",
     "Watched",
     "WatchedToken",
+    "children",
     "choice",
     "detokenize",
     "draw",
@@ -70,10 +74,12 @@ __all__ = [
     "log",
     "model",
     "models",
+    "parent_context",
     "prompt_template",
     "regex",
     "resources",
     "run_facts",
+    "spawn",
     "tensor",
     "tokenize",
     "tool",
