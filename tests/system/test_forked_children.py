@@ -1,4 +1,4 @@
-"""A child that gets a context of its parent goes on from it as a fork would: nothing is run again, and both go apart."""
+"""A child with a context of its parent goes on from it as a fork would: nothing is run again, and both go apart."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Sampling
-from system_rig import System, WatchedExecutor, byte_oracle, byte_system, in_loop
+from system_rig import System, byte_oracle, byte_system, in_loop
 
 SANDBOXES = ["native", pytest.param("wasm", marks=pytest.mark.wasm)]
 NO_CACHE = ControlConfig(prefix_cache=False)  # so that only what is handed over can save work
@@ -28,6 +28,11 @@ async def ask(text: str):
     ctx = await parent_context()
     ctx.user(text)
     return {"tokens": (await ctx.generate(max_tokens=12, ignore_eos=True)).tokens, "all": ctx.tokens}
+
+async def cut(num_tokens: int):
+    ctx = await parent_context()
+    await ctx.truncate(num_tokens)
+    return (await ctx.generate(max_tokens=20, ignore_eos=True)).tokens
 
 async def ignore():
     return "did not look"
@@ -66,10 +71,7 @@ return [mine.tokens, [(await kid.wait())["tokens"] for kid in kids], (await reso
             assert theirs == [expected([*ids, *text.encode()], 12) for text in texts]
             assert exports == []
             stats = await system.controller.stats()
-            assert (
-                stats.num_prefill_tokens <= len(ids) + 2 * 2
-            )  # and the last token with the one that follows it, twice
-            assert isinstance(system.executor, WatchedExecutor)
+            assert stats.num_prefill_tokens <= len(ids) + 2 * 2  # a last token, and what follows
 
     in_loop(scenario)
 
@@ -96,6 +98,23 @@ return [mine, found, second["tokens"]]
             assert theirs["tokens"] == expected(ids, 40)
             assert theirs["all"] == [*ids, *theirs["tokens"]]
             assert second == expected([*ids, 120, *mine], 5)
+
+    in_loop(scenario)
+
+
+def test_a_child_that_cuts_into_a_shared_page_writes_to_a_copy() -> None:
+    ids = [256, *range(97, 97 + 39)]
+    body = """
+ctx = Context()
+ctx.append(ids)
+await ctx.flush()
+found = await (await spawn(cut, num_tokens=21, context=ctx)).wait()
+return [found, (await ctx.generate(max_tokens=20, ignore_eos=True)).tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(control=NO_CACHE) as system:
+            assert await result_of(system, body, ids=ids) == [expected(ids[:21], 20), expected(ids, 20)]
 
     in_loop(scenario)
 
@@ -137,6 +156,8 @@ return [own, await (await spawn(go_on, text="!", num_tokens=20, context=ctx)).wa
 
 def test_a_chat_goes_on_where_its_parent_left_it() -> None:
     body = """
+from loopwright.sdk.handover import take_over
+from loopwright.sdk.handover import hand_over, take_over
 ctx = Context()
 ctx.system("Be brief.")
 ctx.user("Hello")
@@ -146,14 +167,10 @@ fork.user("And now?")
 own = {"tokens": (await fork.generate(max_tokens=12, ignore_eos=True)).tokens, "all": fork.tokens}
 found = [await (await spawn(ask, text="And now?", context=ctx)).wait()]
 await ctx.truncate(len(ctx.tokens) - 3)  # into the open turn: its mark has to have gone along as well
-data = await children.hand_over(ctx, "unused")
-again = await handover_of(data)
+data = await hand_over(ctx, "unused")
+again = await take_over(data, seed=None, priority=0)
 return [own, *found, ctx._log.marks == again._log.marks, ctx._log.transcript == again._log.transcript]
 """
-    body = (
-        "from loopwright.sdk.handover import take_over\nhandover_of = lambda data: take_over(data, seed=None, priority=0)\n"
-        + body
-    )
 
     async def scenario() -> None:
         async with byte_system(control=NO_CACHE) as system:

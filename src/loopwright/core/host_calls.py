@@ -12,7 +12,9 @@ from msgspec import Meta
 from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
 from loopwright.core.child_calls import ChildCall
+from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
+from loopwright.core.store_calls import StoreCall
 from loopwright.core.traits import Trait
 
 
@@ -112,7 +114,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | ChildCall
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

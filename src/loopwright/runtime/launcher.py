@@ -28,15 +28,17 @@ from loopwright.core.errors import (
     PermissionDenied,
 )
 from loopwright.core.events import Event
+from loopwright.core.exchange import Exchange
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
@@ -58,6 +60,7 @@ class Run:
     limits: Limits
     seed: int
     events: EventLog
+    mailbox: Mailbox
     started_s: float  # wall time
     started_now_s: float  # monotonic time
     children: Children
@@ -88,6 +91,7 @@ class Launcher:
         clock: Clock,
         caps: Limits,
         max_live_runs: int,
+        exchange: Exchange,
         allows_native: bool = False,
     ) -> None:
         self._control = control
@@ -98,7 +102,7 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._services = Services(model)
+        self._services = Services(model, exchange)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -146,7 +150,7 @@ class Launcher:
         self._check_room()
         left_s = parent.started_now_s + parent.limits.seconds - self._clock.now_s()
         seed = parent.children.take_seed(parent.seed)
-        spec = RunSpec(program=name, arguments=call.arguments, seed=seed)
+        spec = RunSpec(program=name, arguments=call.arguments, seed=seed, has_input=False)
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
         child.context = call.context
         self._admit(child)
@@ -162,11 +166,22 @@ class Launcher:
     async def cancel(self, run_id: RunId) -> None:
         self._find(run_id).fail(Cancelled("cancelled on request"))
 
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        run = self._find(run_id)
+        if run.events.final is not None:
+            raise BadRequest(f"the run {run_id} is over; it takes no messages", field="run")
+        run.mailbox.put(sent)
+
     async def runs(self) -> tuple[RunInfo, ...]:
         return tuple(self._info(run) for run in self._runs.values())
 
     async def stats(self) -> ControlStats:
         return await self._control.stats()
+
+    def check_integrity(self) -> None:
+        """Nothing that services keep for runs outlives them."""
+        self._services.shared.check_integrity()
+        assert self._num_live or not self._services.shared.num_own_stores
 
     # One run
 
@@ -209,6 +224,7 @@ class Launcher:
         if parent is not None:
             limits = limits.capped(parent.limits_left(left_s))
             permissions = narrowed(permissions, parent.permissions)
+        events = EventLog(run_id, self._clock, limits.max_output_bytes)
         return Run(
             run_id=run_id,
             name=name,
@@ -217,7 +233,8 @@ class Launcher:
             sandbox=sandbox,
             limits=limits,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
-            events=EventLog(run_id, self._clock, limits.max_output_bytes),
+            events=events,
+            mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
             children=Children(run_id, limits, permissions, parent),
@@ -264,7 +281,7 @@ class Launcher:
         session = self._control.open(run.run_id, limits)
         try:
             async with (
-                self._services.open(facts, run.children.permissions) as answers,
+                self._services.open(facts, run.children.permissions, run.limits, run.mailbox) as answers,
                 Host(
                     session=session,
                     model=self._model,
