@@ -53,7 +53,8 @@ async def main():
         got.append(item)
     await filling
     found["queue"] = got
-    done, pending = await asyncio.wait([asyncio.create_task(step("w", 0)), forever_task()], timeout=0.05)
+    tasks = [asyncio.create_task(step("w", 0)), forever_task()]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     found["wait"] = [len(done), len(pending)]
     for task in pending:
         task.cancel()

@@ -42,7 +42,7 @@ def load_compiled(engine: Engine, compiled: Path) -> Component:
 
 def blocked_functions(*, has_files: bool) -> Iterator[tuple[str, str]]:
     """Interfaces and functions in which WASI would hold up the host's thread: these end the program, which is to wait
-    in `host.wait` only. To write a file is to call `block`; with files, whatever else that could wait for is here too."""
+    in `host.wait` only. To write a file is to call `block`; with files, whatever else could wait in it is here too."""
     blocked = {
         "io/poll": ("poll",) if has_files else ("poll", "[method]pollable.block"),
         "clocks/monotonic-clock": ("subscribe-duration", "subscribe-instant"),
