@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from loopwright.core.errors import LimitExceeded, Unavailable
+from loopwright.core.raise_hint import raise_hint
 
 MAX_ENTRIES = 1024  # files and folders, so that measuring them stays short
 ENTRY_BYTES = 4096  # what each counts for at the least
@@ -37,6 +38,10 @@ class PrivateFiles:
             ended_s = time.monotonic()
             self._next_check_s = ended_s + max(CHECK_S, CHECK_SHARE * (ended_s - started_s))
 
+    def due_in_s(self) -> float:
+        """How long until it is measured again."""
+        return max(self._next_check_s - time.monotonic(), 0.0)
+
     def check(self) -> None:
         """As `check_when_due`, now."""
         sizes = _sizes(self.folder)
@@ -49,7 +54,7 @@ class PrivateFiles:
         if num_bytes > self._max_bytes:
             raise LimitExceeded(
                 f"the run's files have {num_bytes} bytes; its limit is {self._max_bytes}",
-                hint="write less, or raise limits.max_file_bytes in the program's metadata",
+                hint=raise_hint("max_file_bytes", self._max_bytes, "write less"),
                 field="max_file_bytes",
             )
 

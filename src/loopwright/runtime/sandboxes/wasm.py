@@ -126,7 +126,7 @@ async def _drive(fiber: Fiber, limits: Limits) -> None:
             fiber.files.check_when_due()
         if fiber.waits_ms is not None:
             timeout_s = None if fiber.waits_ms < 0 else fiber.waits_ms / 1000
-            fiber.answer(await next_events(fiber.guest, timeout_s))
+            fiber.answer(await next_events(fiber.guest, timeout_s, fiber.files))
         elif slice_s > MIN_SLICE_S:
             await asyncio.sleep(0)
 
@@ -137,7 +137,7 @@ def _result(fiber: Fiber, limits: Limits) -> str:
     except WasmtimeError as trap:
         raise ProgramError(trap_message(trap)) from None
     if has_succeeded:
-        return checked_result(text)
+        return checked_result(text, limits)
     raise error_from_guest(text, limits)
 
 
