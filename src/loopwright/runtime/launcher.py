@@ -31,6 +31,7 @@ from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.children import Children
@@ -224,7 +225,7 @@ class Launcher:
         if parent is not None:
             limits = limits.capped(parent.limits_left(left_s))
             permissions = narrowed(permissions, parent.permissions)
-        events = EventLog(run_id, self._clock, limits.max_output_bytes)
+        events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
         return Run(
             run_id=run_id,
             name=name,
@@ -266,16 +267,17 @@ class Launcher:
                 result = await self._execute_in_sandbox(run)
                 run.events.check_result(len(result))
                 return msgspec.json.decode(result)
-        except TimeoutError:
-            if not deadline.expired():
+        except (TimeoutError, LoopwrightError):
+            if not deadline.expired() or run.failure is not None:
                 raise
             raise DeadlineExceeded(
                 f"the run took longer than its {run.limits.seconds} s",
-                hint="raise limits.seconds in the program's metadata",
+                hint=raise_hint("seconds", run.limits.seconds),
+                field="seconds",
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
-        limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
+        limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
         session = self._control.open(run.run_id, limits)
@@ -334,11 +336,14 @@ class Launcher:
 
 
 def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
-    """What ended the run, out of the groups that our own task groups wrap it in."""
+    """What ended the run, out of the groups that our own task groups wrap it in. If somebody decided that it ends, that
+    is it, whatever the program made of being cancelled."""
+    if run.failure is not None:
+        return run.failure
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     if isinstance(problem, asyncio.CancelledError):
-        return run.failure or Cancelled("the run was cancelled")
+        return Cancelled("the run was cancelled")
     if isinstance(problem, LoopwrightError):
         return problem
     return InternalError(f"{type(problem).__name__}: {problem}")
