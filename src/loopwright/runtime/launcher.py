@@ -39,6 +39,7 @@ from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.services import Services
+from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -82,6 +83,8 @@ class Launcher:
         caps: Limits,
         max_live_runs: int,
         allows_native: bool = False,
+        holds_deadline: bool = True,
+        trace: TraceSink | None = None,
     ) -> None:
         self._control = control
         self._model = model
@@ -91,6 +94,8 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
+        self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
+        self._trace = trace  # takes the traces of all runs
         self._services = Services(model)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
@@ -195,7 +200,7 @@ class Launcher:
             run.events.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
-        deadline = asyncio.timeout(run.limits.seconds)
+        deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
         try:
             async with deadline:
                 result = await self._execute_in_sandbox(run)
@@ -213,6 +218,10 @@ class Launcher:
         limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
         facts = RunFacts(run.run_id, run.seed, run.arguments)
         session = self._control.open(run.run_id, limits)
+        trace = None
+        if self._trace is not None:
+            trace = RunTrace(run.run_id, self._model, self._clock, self._trace)
+            session = trace.session(session)
         try:
             async with (
                 self._services.open(facts, run.program.metadata.permissions) as answers,
@@ -226,7 +235,8 @@ class Launcher:
                 ) as host,
             ):
                 arguments = json.dumps(run.arguments)
-                return await run.sandbox.run(run.program.source, run.program.filename, arguments, host, run.limits)
+                guest = host if trace is None else trace.guest(host)
+                return await run.sandbox.run(run.program.source, run.program.filename, arguments, guest, run.limits)
         finally:
             session.close()
 
