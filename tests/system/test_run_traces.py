@@ -37,9 +37,7 @@ def test_a_trace_shows_what_was_asked_masked_sampled_and_cached_and_changes_no_a
         assert text in ("yes", "yet")
         issued = {one.handle: one for one in traces if isinstance(one, Issued)}
         segments = [one.handle for one in issued.values() if one.op in ("segment", "generate")]
-        sampled = [
-            [one for one in traces if isinstance(one, Sampled) and one.handle == handle] for handle in segments
-        ]
+        sampled = [[one for one in traces if isinstance(one, Sampled) and one.handle == handle] for handle in segments]
         assert [[one.token for one in tokens] for tokens in sampled] == [first, second, raw]
         assert [one.index for tokens in sampled for one in tokens] == [
             *range(len(first)), *range(len(second)), *range(len(raw)),

@@ -42,6 +42,9 @@ VERBS: dict[str, Verb] = {
         'loopwright run programs/react.py --question "Which river flows through Paris?"',
         takes_program_flags=True,
     ),
+    "check": Verb(
+        "loopwright.cli.check", "find what is wrong with programs, without running them", "loopwright check hello.py"
+    ),
     "serve": Verb("loopwright.cli.serve", "serve a model and programs over HTTP", "loopwright serve --port 8000"),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
