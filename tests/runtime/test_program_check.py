@@ -35,9 +35,15 @@ WRONG = {
     ),
     "a forked context": (["fork = await ctx.fork()", "fork.clos()"], [(5, 10, "name", "Context has no 'clos'")]),
     "an argument that is missing": (["ctx.append()"], [(4, 5, "argument", "Context.append needs 'content'")]),
-    "one argument too many": (["ctx.user('a', 'b')"], [(4, 19, "argument", "Context.user takes 1 positional argument, not 2")]),
+    "one argument too many": (
+        ["ctx.user('a', 'b')"],
+        [(4, 19, "argument", "Context.user takes 1 positional argument, not 2")],
+    ),
     "an argument given twice": (["ctx.user('a', text='b')"], [(4, 19, "argument", "Context.user gets 'text' twice")]),
-    "a call that nobody awaits": (["ctx.generate()"], [(4, 5, "await", "Context.generate(…) is never awaited: it does nothing")]),
+    "a call that nobody awaits": (
+        ["ctx.generate()"],
+        [(4, 5, "await", "Context.generate(…) is never awaited: it does nothing")],
+    ),
     "a result that nobody awaits": (
         ["return ctx.generate().text"],
         [(4, 12, "await", "Context.generate(…) is not awaited: it has no 'text'")],
@@ -55,7 +61,7 @@ WRONG = {
         ["await http.post(f'http://a.example:8080/{ctx}')"],
         [(4, 21, "permission", "the program may not reach a.example:8080; permitted: nothing")],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -67,7 +73,11 @@ def test_what_is_wrong_is_said_with_its_place(case: str) -> None:
 RIGHT = {
     "a name that is bound twice": ["ctx = object()", "ctx.generat()"],
     "keywords out of a dict": ["options = {}", "await ctx.generate(**options)", "ctx.append(*[1])"],
-    "a task": ["import asyncio", "task = asyncio.create_task(ctx.generate())", "await asyncio.gather(ctx.flush(), task)"],
+    "a task": [
+        "import asyncio",
+        "task = asyncio.create_task(ctx.generate())",
+        "await asyncio.gather(ctx.flush(), task)",
+    ],
     "a name of a function": ["def http(x): return x", "http.anything(1)"],
     "a comprehension": ["[ctx.anything for ctx in ()]"],
     "private names": ["ctx._log"],
@@ -75,8 +85,11 @@ RIGHT = {
     "a text that is no URL of a call": ["ctx.append('https://not.called.example/')"],
     "a module that may be absent": ["try:", "    import numpy", "except ImportError:", "    numpy = None"],
     "a traced sampler": ["await ctx.generate(sampler=lambda scores: tensor.argmax(scores), state={}, emit=True)"],
-    "an attribute of a response": ["r = await http.get(str(1))", "r.status, r.headers, r.text, r.json(), r.raise_for_status().text"],
-}  # fmt: skip
+    "an attribute of a response": [
+        "r = await http.get(str(1))",
+        "r.status, r.headers, r.text, r.json(), r.raise_for_status().text",
+    ],
+}
 
 
 @pytest.mark.parametrize("case", RIGHT)
@@ -105,7 +118,10 @@ def test_the_line_to_add_is_in_the_hint() -> None:
     ("source", "finding"),
     [
         ("import numpy\nasync def main(): ...\n", (1, 1, "module", "the sandbox has no module 'numpy'")),
-        ("from xml.etree import Nothing\nasync def main(): ...\n", (1, 1, "module", "the sandbox has no module 'xml.etree'")),
+        (
+            "from xml.etree import Nothing\nasync def main(): ...\n",
+            (1, 1, "module", "the sandbox has no module 'xml.etree'"),
+        ),
         ("from . import other\nasync def main(): ...\n", (1, 1, "module", "the sandbox has no module '.'")),
         ("from loopwright import Contex\nasync def main(): ...\n", (1, 24, "name", "loopwright has no 'Contex'")),
         ("import loopwright\nasync def main(): loopwright.cli\n", (2, 30, "name", "loopwright has no 'cli'")),
@@ -113,9 +129,12 @@ def test_the_line_to_add_is_in_the_hint() -> None:
         ("type X = int\nasync def main(): ...\n", (1, 6, "syntax", "invalid syntax")),
         ("\n\ndef main(): ...\n", (3, 1, "program", "main is not async")),
         ("x = 1\n", (1, 1, "program", "p.py has no main")),
-        ("# hi\n# /// program\n# limits = {\n# ///\nasync def main(): ...\n", (3, 13, "program", "the metadata block is not TOML")),
+        (
+            "# hi\n# /// program\n# limits = {\n# ///\nasync def main(): ...\n",
+            (3, 13, "program", "the metadata block is not TOML"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_no_programs(source: str, finding: tuple[int, int, str, str]) -> None:
     (found,) = found_in(source)
     if "limits" not in source and "type" not in source:  # where TOML and a newer parser see them is theirs

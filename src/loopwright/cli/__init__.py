@@ -42,6 +42,12 @@ VERBS: dict[str, Verb] = {
         'loopwright run programs/react.py --question "Which river flows through Paris?"',
         takes_program_flags=True,
     ),
+    "dev": Verb(
+        "loopwright.cli.dev",
+        "run a program again at every save, and show what it does token by token",
+        "loopwright dev hello.py --name Ada",
+        takes_program_flags=True,
+    ),
     "check": Verb(
         "loopwright.cli.check", "find what is wrong with programs, without running them", "loopwright check hello.py"
     ),
