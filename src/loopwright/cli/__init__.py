@@ -42,6 +42,7 @@ VERBS: dict[str, Verb] = {
         'loopwright run programs/react.py --question "Which river flows through Paris?"',
         takes_program_flags=True,
     ),
+    "new": Verb("loopwright.cli.new", "write a program to begin with", "loopwright new hello --template chat"),
     "dev": Verb(
         "loopwright.cli.dev",
         "run a program again at every save, and show what it does token by token",

@@ -5,9 +5,13 @@ server does. What it leaves running is cut off from its host and not ended.
 """
 
 import asyncio
+import bdb
+import linecache
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from loopwright.core.errors import Cancelled
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
 from loopwright.runtime.sandboxes.outcome import error_from_guest
@@ -25,6 +29,8 @@ class NativeSandbox:
 
     async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
         """As `Sandbox.run`."""
+        # Under its absolute name too: a debugger looks for lines there, to list them and to set breakpoints.
+        linecache.cache[str(Path(filename).absolute())] = (len(source), None, source.splitlines(True), filename)
         return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)
 
     async def run_callable(self, main: Callable[..., Any], arguments: str, guest: Guest, limits: Limits) -> str:
@@ -68,6 +74,8 @@ async def _program(
     set_current_port(port)
     try:
         return await call_main(load(), arguments)
+    except bdb.BdbQuit:
+        raise Cancelled("the debugger was left") from None
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # from outside, and not by the program itself
