@@ -1,6 +1,7 @@
 """`loopwright new`: every template is clean, runs, and never replaces a file."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_the_sampler_template_never_repeats_a_token():
         async with byte_system() as system:
             tokens = (await system.run(source, "wasm")).result
         assert len(tokens) > 2
-        assert all(one != other for one, other in zip(tokens, tokens[1:], strict=False))
+        assert all(one != other for one, other in itertools.pairwise(tokens))
 
     in_loop(scenario)
 

@@ -21,7 +21,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_pages: Amount = 1024  # KV pages held at once
     max_output_bytes: Amount = 4 << 20  # events: text, logs, emitted values, result
     max_message_bytes: Amount = 8 << 20  # one call
-    max_open_calls: Amount = 1024
+    max_open_calls: Amount = 1024  # calls that have not ended
 
     def capped(self, caps: "Limits") -> "Limits":
         """These limits, none above the caps."""

@@ -14,7 +14,7 @@ DEFAULT_PORTS = (80, 443)
 class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata table `permissions`."""
 
-    http: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()  # hosts that it may ask: "host", "host:port", "host:*", "*.domain"
 
     def __post_init__(self) -> None:
         for pattern in self.http:

@@ -29,8 +29,7 @@ class NativeSandbox:
 
     async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
         """As `Sandbox.run`."""
-        # Under its absolute name too: a debugger looks for lines there, to list them and to set breakpoints.
-        linecache.cache[str(Path(filename).absolute())] = (len(source), None, source.splitlines(True), filename)
+        _show_debuggers(source, filename)
         return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)
 
     async def run_callable(self, main: Callable[..., Any], arguments: str, guest: Guest, limits: Limits) -> str:
@@ -66,6 +65,11 @@ class NativeSandbox:
             guest.set_waker(None)
             port.close()
             self._ports.remove(port)
+
+
+def _show_debuggers(source: str, filename: str) -> None:
+    """Keeps the lines under the absolute name too: there a debugger looks, to list them and to set breakpoints."""
+    linecache.cache[str(Path(filename).absolute())] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
 async def _program(
