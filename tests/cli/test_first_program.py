@@ -72,7 +72,9 @@ class Reader:
     def start(self, line: str, is_ready: Callable[[str], bool]) -> str:
         output = self.folder / f"output-{len(self.running)}.txt"
         with output.open("wb") as file:
-            process = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdout=file, stderr=file)  # fmt: skip
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdout=file, stderr=file
+            )
         self.running.append(process)
         eventually(lambda: is_ready(output.read_text()) or process.poll() is not None)
         assert is_ready(output.read_text()), output.read_text()

@@ -26,7 +26,7 @@ SDK_INTRODUCTION = f"""# What a program imports
 
 {NOTE}
 
-`from loopwright import …` gives the names below and no others; a program may also import Python's standard library. The same
+`from loopwright import …` gives the names below and no others, beside the standard library. The same
 names work in the sandbox and with `--native`. [context.md](context.md) says what each method of a context costs.
 
 """
