@@ -57,6 +57,14 @@ WRONG = {
         ["await http.get_text('https://api.example.org/x')"],
         [(4, 25, "permission", "the program may not reach api.example.org:443; permitted: nothing")],
     ),
+    "a channel": (
+        ["from loopwright import subscribe", "subscribe('news')"],
+        [(5, 15, "permission", "the program may not use the channel 'news'; permitted: nothing")],
+    ),
+    "a named store": (
+        ["from loopwright import Store", "await Store('notes').get('x')"],
+        [(5, 17, "permission", "the program may not use the store 'notes'; permitted: nothing")],
+    ),
     "a host in a formatted text": (
         ["await http.post(f'http://a.example:8080/{ctx}')"],
         [(4, 21, "permission", "the program may not reach a.example:8080; permitted: nothing")],
@@ -84,6 +92,7 @@ RIGHT = {
     "a host that is only computed": ["url = str(ctx)", "await http.get(url)", "await http.get(f'http://{url}/')"],
     "a text that is no URL of a call": ["ctx.append('https://not.called.example/')"],
     "a module that may be absent": ["try:", "    import numpy", "except ImportError:", "    numpy = None"],
+    "the run's own store": ["from loopwright import Store", "await Store().get('x')"],
     "a traced sampler": ["await ctx.generate(sampler=lambda scores: tensor.argmax(scores), state={}, emit=True)"],
     "an attribute of a response": [
         "r = await http.get(str(1))",

@@ -15,10 +15,10 @@ import msgspec
 from loopwright.core.errors import PermissionDenied, ProgramRejected
 from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.newer_syntax import nested_quotes
+from loopwright.runtime.outside_literals import outside_uses
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.program import read_program
 from loopwright.runtime.program_names import Names, attributes, unknown_imports
-from loopwright.runtime.url_literals import http_targets
 
 PYTHON_VERSION = (3, 11)
 _LINE = re.compile(r"line (\d+)(?:, column (\d+))?")
@@ -106,9 +106,9 @@ def _may_fail(node: ast.AST) -> bool:
 
 
 def _missing_permissions(tree: ast.Module, names: Names, permissions: Permissions) -> Iterator[Finding]:
-    for node, host, port in http_targets(tree, names):
+    for node, check in outside_uses(tree, names):
         try:
-            permissions.check_http(host, port)
+            check(permissions)
         except PermissionDenied as error:
             yield Finding(node.lineno, node.col_offset + 1, "permission", error.message, error.hint)
 
