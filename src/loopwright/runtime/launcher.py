@@ -224,8 +224,8 @@ class Launcher:
                 result = await self._execute_in_sandbox(run)
                 run.events.check_result(len(result))
                 return msgspec.json.decode(result)
-        except TimeoutError:
-            if not deadline.expired():
+        except (TimeoutError, LoopwrightError):
+            if not deadline.expired() or run.failure is not None:
                 raise
             raise DeadlineExceeded(
                 f"the run took longer than its {run.limits.seconds} s",
@@ -295,11 +295,14 @@ class Launcher:
 
 
 def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
-    """What ended the run, out of the groups that our own task groups wrap it in."""
+    """What ended the run, out of the groups that our own task groups wrap it in. If somebody decided that it ends, that
+    is it, whatever the program made of being cancelled."""
+    if run.failure is not None:
+        return run.failure
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     if isinstance(problem, asyncio.CancelledError):
-        return run.failure or Cancelled("the run was cancelled")
+        return Cancelled("the run was cancelled")
     if isinstance(problem, LoopwrightError):
         return problem
     return InternalError(f"{type(problem).__name__}: {problem}")

@@ -180,6 +180,8 @@ class PageList:
     def _settle(self, done: "asyncio.Future[Payload]", grow_from: int, written: Spans) -> None:
         """A forward that the program stopped waiting for still counts, if it went well; its drafts do not."""
         self._unsettled = None
+        if self._queue.is_over:
+            return
         if done.cancelled() or done.exception() is not None:
             self._queue.post("clear_queue")
         elif self._is_closed:
