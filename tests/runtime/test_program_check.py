@@ -65,6 +65,13 @@ WRONG = {
         ["from loopwright import Store", "await Store('notes').get('x')"],
         [(5, 17, "permission", "the program may not use the store 'notes'; permitted: nothing")],
     ),
+    "a child": (
+        ["from loopwright import spawn", "await spawn('other')", "await spawn(main)"],
+        [
+            (5, 17, "permission", "the program may not spawn other; permitted: nothing"),
+            (6, 17, "permission", "the program may not spawn @self; permitted: nothing"),
+        ],
+    ),
     "a host in a formatted text": (
         ["await http.post(f'http://a.example:8080/{ctx}')"],
         [(4, 21, "permission", "the program may not reach a.example:8080; permitted: nothing")],

@@ -1,4 +1,4 @@
-"""Finds what a program's calls name outside of it: hosts, channels, stores. Never decides what is permitted.
+"""Finds what a program's calls name outside of it: hosts, children, stores. Never decides what is permitted.
 
 Used by `program_check`, which asks the program's permissions.
 """
@@ -9,9 +9,9 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from loopwright.runtime import sdk_surface as sdk
-from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.permissions import ANY_SOURCE, OWN_SOURCE, Permissions
 from loopwright.runtime.program_names import Names
-from loopwright.sdk import http, messaging, store
+from loopwright.sdk import children, http, messaging, store
 
 PORTS = {"http": 80, "https": 443}
 
@@ -21,13 +21,17 @@ Check: TypeAlias = Callable[[Permissions], None]
 
 def outside_uses(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, Check]]:
     """For each call that reaches out: the expression that names where to, and what must be permitted."""
+    own = {one.name for one in tree.body if isinstance(one, ast.AsyncFunctionDef)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or (value := names.value(node.func)) is None:
             continue
         argument, check_of = _use(node, value)
-        if argument is None or (text := names.text(argument)) is None:
+        if argument is None:
             continue
-        check = check_of(*text)
+        text = names.text(argument)
+        check = check_of(*text) if text is not None else None
+        if check_of is _child_check and isinstance(argument, ast.Name) and argument.id in own:
+            check = _own_child
         if check is not None:
             yield argument, check
 
@@ -42,6 +46,8 @@ def _use(node: ast.Call, value: sdk.Value) -> tuple[ast.expr | None, Callable[[s
             return _argument(node, value, "url"), _host_check
         case sdk.Function(function) if function.__module__ == messaging.__name__:
             return _argument(node, value, "topic") or _argument(node, value, "queue"), _channel_check
+        case sdk.Function(function) if function is children.spawn:
+            return _argument(node, value, "program"), _child_check
     return None, _channel_check
 
 
@@ -81,3 +87,14 @@ def _channel_check(text: str, is_whole: bool) -> Check | None:
 def _store_check(text: str, is_whole: bool) -> Check | None:
     """A store without a name is the run's own."""
     return (lambda permissions: permissions.check_store(text)) if is_whole and text else None
+
+
+def _child_check(text: str, is_whole: bool) -> Check | None:
+    """Of a deployed program's name, or of a program's text, which has lines."""
+    if "\n" in text:
+        return lambda permissions: permissions.check_child(ANY_SOURCE)
+    return (lambda permissions: permissions.check_child(text)) if is_whole else None
+
+
+def _own_child(permissions: Permissions) -> None:
+    permissions.check_child(OWN_SOURCE)
