@@ -2,9 +2,9 @@
 do the calls and say how long they took. Run by `command`.
 
 Cases: `live=N/round=control`, CPU of the event loop's thread for a call that is awaited, while N programs do the same
-(aim: 60 µs, and 200 µs with 900 live); its answer comes later, so that the program is suspended. `live=N/round=runtime`,
-the same with an answer that is there at once. `live=N/answered_by=runtime` and `…=control`, the median time from issuing
-a call to its answer, in one program beside N - 1 that wait.
+(aim: 60 µs, and 200 µs with 900 live): its answer comes later, so that the program is suspended. `live=1/round=runtime`,
+the same with an answer that is there at once. `live=N/answered_by=runtime` and `…=control`, the median time from a call
+to its answer, in one program beside N - 1 that wait.
 """
 
 import gc
@@ -20,7 +20,8 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import Unavailable
 from loopwright.core.runs import Runs, RunSpec
 
-NUM_ROUNDS = {1: 2000, 900: 20}  # of each program, by how many are live
+NUM_ROUNDS = {(1, "runtime"): 2000, (1, "control"): 2000, (900, "control"): 20}
+"""Of each program, by how many are live and who answers."""
 NUM_ROUNDS_BEFORE = 5  # of each program in the measurement that is subtracted: it holds the starts and the ends
 NUM_LIVE = (1, 896)  # while one program measures its calls; it is one of them
 NUM_CALLS = 500
@@ -82,24 +83,22 @@ async def measure_rounds(
     runs: Runs,
     clock: Clock,
     num_measurements: int,
-    num_rounds: dict[int, int] = NUM_ROUNDS,
+    num_rounds: dict[tuple[int, str], int] = NUM_ROUNDS,
     cpu_s: Callable[[], float] = time.thread_time,
 ) -> list[Row]:
     """Rows of the CPU of a round; each value is the median over the measurements. `cpu_s` is the CPU time of the thread
     that this runs on, which is the event loop's and runs all programs."""
-    cases = [(num_live, answered_by) for num_live in num_rounds for answered_by in _PAPER]
-    values: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
+    values: dict[tuple[int, str], list[float]] = {case: [] for case in num_rounds}
     for _ in range(num_measurements):
-        for num_live, answered_by in cases:
-            num_more = num_rounds[num_live]
+        for (num_live, answered_by), num_more in num_rounds.items():
             few, many = [
                 await rounds_cpu_s(runs, clock, cpu_s, num_live, {"num_rounds": num, "answered_by": answered_by})
                 for num in (NUM_ROUNDS_BEFORE, NUM_ROUNDS_BEFORE + num_more)
             ]
             values[num_live, answered_by].append(1e6 * (many - few) / (num_live * num_more))
     return [
-        measured(_SUITE, case_name(live=num_live, round=answered_by), CPU_US, values[num_live, answered_by])
-        for num_live, answered_by in cases
+        measured(_SUITE, case_name(live=num_live, round=answered_by), CPU_US, one)
+        for (num_live, answered_by), one in values.items()
     ]
 
 

@@ -1,4 +1,6 @@
-"""How long running programs wait for an answer while many others are launched. Never launches them itself.
+"""How long running programs wait while many others are launched. Never launches them itself.
+
+A round is a pause and a call that control answers; it takes from the end that the pause was to have to the answer.
 
 Used by the launch suite.
 """
@@ -16,17 +18,18 @@ PAUSE_S = 0.01  # between two rounds of a neighbour: a token's time, so that all
 NEIGHBOUR = RunSpec(
     source=f"""
 import asyncio, time
-from loopwright import emit, tokenize
+from loopwright import Queue, emit
 
 async def main() -> None:
+    queue = Queue()
     emit([])
     while True:
         rounds_s = []
         for _ in range(10):
-            started_s = time.perf_counter()
-            await tokenize("a")
-            rounds_s.append(time.perf_counter() - started_s)
+            due_s = time.perf_counter() + {PAUSE_S}
             await asyncio.sleep({PAUSE_S})
+            await queue.synchronize()
+            rounds_s.append(time.perf_counter() - due_s)
         emit(rounds_s)
 """,
     filename="neighbour.py",

@@ -40,6 +40,7 @@ CPU_US = Metric("cpu_us", "µs", lower_is_better=True)
 NUM_LIVE = Metric("num_live", "programs", lower_is_better=False)
 PRIVATE_MB = Metric("private_mb_per_instance", "MB", lower_is_better=True)
 PAGE_TABLE_MB = Metric("page_table_mb_per_instance", "MB", lower_is_better=True)
+RATIO = Metric("ratio", "×", lower_is_better=False)
 LINES = Metric("lines", "lines", lower_is_better=True)
 
 

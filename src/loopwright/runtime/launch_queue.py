@@ -21,8 +21,8 @@ class LaunchQueue:
         self._ended_s = 0.0
 
     async def turn(self, tenant: str) -> None:
-        """Returns when a launch of this tenant may begin: at once when nobody else is launched in this turn of the event
-        loop. The caller launches without waiting for anything first; until its first wait counts as the launch."""
+        """Returns when a launch of this tenant may begin: at once when nobody else is launched in this turn of the
+        event loop. The caller launches without waiting for anything first; the launch counts until its first wait."""
         loop = asyncio.get_running_loop()
         if not self._is_serving:
             self._is_serving = True

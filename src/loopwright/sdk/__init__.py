@@ -3,8 +3,9 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor
+from loopwright.sdk import errors, http, resources, tensor, tools
 from loopwright.sdk.context import Context
+from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
     BadRequest,
@@ -20,10 +21,13 @@ from loopwright.sdk.errors import (
     Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
+from loopwright.sdk.messaging import MessagesLost, broadcast, pull, push, subscribe
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
+from loopwright.sdk.store import Store
+from loopwright.sdk.tools import Tool, tool
 from loopwright.sdk.turn import Chunk, Score, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
@@ -42,6 +46,7 @@ __all__ = [
     "Grammar",
     "LimitExceeded",
     "LoopwrightError",
+    "MessagesLost",
     "Model",
     "ModelLacksTrait",
     "NotFound",
@@ -50,11 +55,14 @@ __all__ = [
     "Queue",
     "RunFacts",
     "Score",
+    "Store",
+    "Tool",
     "Turn",
     "Untraceable",
     "Verified",
     "Watched",
     "WatchedToken",
+    "broadcast",
     "choice",
     "detokenize",
     "draw",
@@ -69,10 +77,16 @@ __all__ = [
     "model",
     "models",
     "prompt_template",
+    "pull",
+    "push",
+    "receive",
     "regex",
     "resources",
     "run_facts",
+    "subscribe",
     "tensor",
     "tokenize",
+    "tool",
+    "tools",
     "vocabulary",
 ]
