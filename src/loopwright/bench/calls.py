@@ -2,9 +2,9 @@
 do the calls and say how long they took. Run by `command`.
 
 Cases: `live=N/round=control`, CPU of the event loop's thread for a call that is awaited, while N programs do the same
-(aim: 60 µs, and 200 µs with 900 live): its answer comes later, so that the program is suspended. `live=1/round=runtime`,
-the same with an answer that is there at once. `live=N/answered_by=runtime` and `…=control`, the median time from a call
-to its answer, in one program beside N - 1 that wait.
+(aim: 60 µs, and 200 µs with 900 live): its answer comes later, so that the program is suspended. `live=1/round=runtime`
+is the same with an answer that is there at once. `live=N/answered_by=runtime` and `…=control`, the median time to an
+answer, in one program beside N - 1 that wait.
 """
 
 import gc

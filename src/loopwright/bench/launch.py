@@ -1,7 +1,7 @@
 """How long programs take from launch to return, how many can live, and what launches do to those that run. Never looks
 inside the runtime: it starts runs and reads their events, as the server does. Run by `command`.
 
-The source goes in as text every time, so checking it is part of what is measured. Cases: `case=first` (a no-op in a
+The source goes in as text every time, as a client sends it. Cases: `case=first` (a no-op in a
 system that has just started), `case=sequential` (the same, one after another), `case=program_200_lines`,
 `case=burst/n=512` (all at once, until the last has returned), `case=neighbours/burst=N` (rounds of 16 running programs
 meanwhile; 0 is without a burst), and with `--live N` alone `case=live/n=N`.
@@ -12,7 +12,7 @@ import gc
 from math import ceil
 
 from loopwright.bench import paper
-from loopwright.bench.live import WAITING, live_programs, page_table_bytes, private_bytes
+from loopwright.bench.live import WAITING, live_programs, page_table_bytes, private_bytes, settled_private_bytes
 from loopwright.bench.neighbours import NUM_NEIGHBOURS, rounds_beside
 from loopwright.bench.rows import (
     LAUNCHES_PER_S,
@@ -150,7 +150,7 @@ async def measure_live(runs: Runs, num_live: int) -> list[Row]:
     async with live_programs(runs, WAITING, NUM_LIVE_WARM_UP):
         pass  # what is made once for all
     gc.collect()
-    before = private_bytes(), page_table_bytes()
+    before = await settled_private_bytes(), page_table_bytes()
     async with live_programs(runs, WAITING, num_live):
         num_running = sum(info.state == "running" for info in await runs.runs())
         added = private_bytes() - before[0], page_table_bytes() - before[1]

@@ -3,6 +3,7 @@
 Used by the launch and calls suites, with the memory that they are measured by.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from loopwright.core.errors import InternalError, Unavailable, from_info
 from loopwright.core.events import Emit, Finished
 from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
+
+SETTLING_S = 0.1
 
 WAITING = RunSpec(
     source="""
@@ -67,6 +70,17 @@ async def result_of(runs: Runs, run_id: RunId) -> Any:  # noqa: ANN401 (JSON)
     if final.code != "ok":
         raise from_info(final.error) if final.error else InternalError(f"run {run_id} ended as {final.code}")
     return final.result
+
+
+async def settled_private_bytes() -> int:
+    """`private_bytes` when it falls no more: what has served is closed by a thread, a little later."""
+    lowest = private_bytes()
+    while True:
+        await asyncio.sleep(SETTLING_S)
+        now = private_bytes()
+        if now >= lowest:
+            return now
+        lowest = now
 
 
 def private_bytes() -> int:

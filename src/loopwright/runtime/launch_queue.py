@@ -26,8 +26,7 @@ class LaunchQueue:
         loop = asyncio.get_running_loop()
         if not self._is_serving:
             self._is_serving = True
-            self._ended_s = self._clock.now_s()
-            loop.call_soon(self._release, 1)
+            loop.call_soon(self._start)
             return
         waiter = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(waiter)
@@ -37,6 +36,11 @@ class LaunchQueue:
     def num_waiting(self) -> int:
         """Launches that wait, with those that were cancelled since the last turn."""
         return sum(len(waiting) for waiting in self._waiting.values())
+
+    def _start(self) -> None:
+        """Called in the turn after a launch that did not wait: from here on the others' time counts."""
+        self._ended_s = self._clock.now_s()
+        self._release(1)
 
     def _release(self, num_allowed: int) -> None:
         """Lets the next ones go. They launch in the loop's next turn, one after another with nothing between."""
