@@ -38,6 +38,7 @@ from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
+from loopwright.runtime.launch_queue import LaunchQueue
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
@@ -59,6 +60,7 @@ class Run:
     program: Program
     arguments: dict[str, Any]
     sandbox: Sandbox
+    tenant: str  # whose launches take turns with those of others
     limits: Limits
     seed: int
     events: EventLog
@@ -109,6 +111,7 @@ class Launcher:
         self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
         self._trace = trace  # takes the traces of all runs
         self._services = Services(model, exchange)
+        self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -237,6 +240,7 @@ class Launcher:
             program=program,
             arguments=spec.arguments,
             sandbox=sandbox,
+            tenant="",
             limits=limits,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=events,
@@ -282,6 +286,8 @@ class Launcher:
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
+        if run.sandbox.is_paced:
+            await self._launches.turn(run.tenant)
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
