@@ -149,10 +149,10 @@ def test_a_program_that_raises_shows_its_own_lines_and_none_of_ours(flags: list[
 
 
 LIMITS = {
-    "cpu_seconds = 0.5": ("while True: pass", "limit", "raise cpu_seconds"),
-    "seconds = 0.5": ("await asyncio.sleep(1000)", "deadline", "raise limits.seconds"),
-    "memory_mb = 48": ("rest = [bytearray(1000) for _ in range(10**6)]", "limit", "raise memory_mb"),
-    "max_output_bytes = 100": ("print('x' * 101)", "limit", "raise limits.max_output_bytes"),
+    "cpu_seconds = 0.5": ("while True: pass", "limit", "limits = { cpu_seconds ="),
+    "seconds = 0.5": ("await asyncio.sleep(1000)", "deadline", "limits = { seconds ="),
+    "memory_mb = 48": ("rest = [bytearray(1000) for _ in range(10**6)]", "limit", "limits = { memory_mb ="),
+    "max_output_bytes = 100": ("print('x' * 101)", "limit", "limits = { max_output_bytes ="),
 }
 
 
