@@ -24,6 +24,7 @@ async def hand_over(context: Context, name: str) -> Data:
         if pages.names:
             await pages.lend(name)
         return {
+            "model": copy._queue.model,
             "export": name if pages.names else "",
             "num_pages": len(pages.names),
             "layout": pages.layout,
@@ -34,7 +35,7 @@ async def hand_over(context: Context, name: str) -> Data:
 
 async def take_over(data: Data, *, seed: int | None, priority: int) -> Context:
     """The context that `hand_over` described, in this run."""
-    context = Context(seed=seed, priority=priority)
+    context = Context(seed=seed, priority=priority, model=data["model"])
     _fill_log(context._log, data)
     context._kv.views = ViewLog(tuple((start, _view(view)) for start, view in data["views"]))
     if data["export"]:
@@ -47,9 +48,9 @@ async def take_over(data: Data, *, seed: int | None, priority: int) -> Context:
     return context
 
 
-def take_back(name: str) -> None:
+def take_back(name: str, model: str) -> None:
     """Ends an export, if the other run never took it."""
-    queue = Queue.of_context(0)
+    queue = Queue.of_context(0, model)
     queue.post("unexport_pages", name=name)
     queue.leave(run_state())  # which forgets that it may have been gone already
 
