@@ -84,7 +84,7 @@ async def serving(executors: dict[str, Executor]) -> AsyncIterator[Served]:
         stack.callback(exchange.close)
         first, *more = models
         sandboxes = {"native": NativeSandbox()}
-        async with make_launcher(first.control, first.text, sandboxes, runtime, exchange, more) as launcher:  # type: ignore[arg-type]
+        async with make_launcher(first.control, first.text, sandboxes, runtime, exchange, more=more) as launcher:  # type: ignore[arg-type]
             yield Served(launcher, controls)
         for control in controls.values():
             await everything_came_back(control)

@@ -31,6 +31,7 @@ from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
 from loopwright.runtime.served_models import ServedModel, ServedModels
+from loopwright.runtime.tracing import TraceSink
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
 
@@ -117,8 +118,8 @@ async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[Syste
 
 
 @asynccontextmanager
-async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]:
-    """All layers in this process."""
+async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None = None) -> AsyncIterator[System]:
+    """All layers in this process. `trace` is told of all that runs ask and get."""
     with one_error():
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
@@ -127,7 +128,7 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, more)
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -190,6 +191,7 @@ def make_launcher(
     sandboxes: dict[str, Sandbox],
     config: RuntimeConfig,
     exchange: Exchange,
+    trace: TraceSink | None = None,
     more: Sequence[ServedModel] = (),
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs; `more` are further models."""
@@ -201,6 +203,8 @@ def make_launcher(
         caps=config.caps,
         max_live_runs=config.max_live_runs,
         allows_native=config.allows_native,
+        holds_deadline=config.holds_deadline,
+        trace=trace,
         exchange=exchange,
     )
 

@@ -83,7 +83,7 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
     stack.callback(exchange.close)
     first, *more = served
-    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more)
+    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more=more)
     await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 

@@ -38,6 +38,7 @@ from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import RunFacts
 from loopwright.runtime.host import Host
+from loopwright.runtime.launch_queue import LaunchQueue
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.model_doors import ModelDoors
@@ -47,6 +48,7 @@ from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
+from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -60,6 +62,7 @@ class Run:
     program: Program
     arguments: dict[str, Any]
     sandbox: Sandbox
+    tenant: str  # whose launches take turns with those of others
     limits: Limits
     model: str
     seed: int
@@ -96,6 +99,8 @@ class Launcher:
         max_live_runs: int,
         exchange: Exchange,
         allows_native: bool = False,
+        holds_deadline: bool = True,
+        trace: TraceSink | None = None,
     ) -> None:
         self._models = models
         self._sandboxes = sandboxes
@@ -104,7 +109,10 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
+        self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
+        self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange)
+        self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -239,8 +247,9 @@ class Launcher:
             program=program,
             arguments=spec.arguments,
             sandbox=sandbox,
+            tenant="",
             limits=limits,
-            model=self._models.find(spec.model).text.info.name if spec.model else self._models.default.text.info.name,
+            model=self._models.find(spec.model).text.info.name,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=events,
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
@@ -269,7 +278,7 @@ class Launcher:
             run.events.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
-        deadline = asyncio.timeout(run.limits.seconds)
+        deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
         try:
             async with deadline:
                 result = await self._execute_in_sandbox(run)
@@ -285,10 +294,16 @@ class Launcher:
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
+        if run.sandbox.is_paced:
+            await self._launches.turn(run.tenant)
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent)
         doors = ModelDoors(self._models, run.model, run.run_id, limits, run.children.permissions)
+        trace = None
+        if self._trace is not None:  # of what goes to its own model
+            trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
+            doors.wrap_default(trace.session)
         try:
             async with (
                 self._services.open(facts, run.children.permissions, run.limits, run.mailbox) as answers,
@@ -302,7 +317,8 @@ class Launcher:
                 ) as host,
             ):
                 arguments = json.dumps(run.arguments)
-                return await run.sandbox.run(run.program.code, run.program.filename, arguments, host, run.limits)
+                guest = host if trace is None else trace.guest(host)
+                return await run.sandbox.run(run.program.code, run.program.filename, arguments, guest, run.limits)
         finally:
             doors.close()
 

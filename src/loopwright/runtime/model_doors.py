@@ -33,6 +33,10 @@ class ModelDoors:
         self._models_of_queues: dict[QueueName, str] = {}
         self._refused: dict[QueueName, LoopwrightError] = {}  # why a queue could not be; nobody may have waited for it
 
+    def wrap_default(self, wrap: "Callable[[Session], Session]") -> None:
+        """Puts something that looks on before the run's own session."""
+        self.default = self._sessions[self._default_name] = wrap(self.default)
+
     def text(self, name: str) -> ModelText:
         """The text side of a model; "" is the run's own. Raises NotFound."""
         return self._models.find(name or self._default_name).text

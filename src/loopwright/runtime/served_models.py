@@ -29,10 +29,6 @@ class ServedModels:
             names = ", ".join(one.text.info.name for one in served)
             raise BadRequest(f"model: one name stands for two models: {names}", field="model", hint="serve each once")
 
-    @property
-    def default(self) -> ServedModel:
-        return next(iter(self._by_name.values()))
-
     def all(self) -> tuple[ServedModel, ...]:
         return tuple(self._by_name.values())
 
@@ -40,8 +36,8 @@ class ServedModels:
         return tuple(one.text.info for one in self._by_name.values())
 
     def find(self, name: str) -> ServedModel:
-        """Raises NotFound, naming those that are served."""
-        found = self._by_name.get(name)
+        """The first for "". Raises NotFound, naming those that are served."""
+        found = self._by_name.get(name or next(iter(self._by_name)))
         if found is None:
             raise NotFound(f"model: {name!r} is not served; served: {', '.join(self._by_name)}", field="model")
         return found

@@ -7,11 +7,12 @@ method costs.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
+from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
@@ -90,16 +91,17 @@ class Context:
 
     # What comes out
 
-    async def generate(self, *, emit: bool = False, **options: Any) -> Turn:  # noqa: ANN401 (options of stream)
+    async def generate(self, *, emit: bool = False, **given: Unpack[GenerateOptions]) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
+        options: dict[str, Any] = {**given}
         with self._turnstile:
             if await take_untraceable(options, self._run, self._queue.model):
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
-    def stream(self, *, emit: bool = False, **options: Any) -> TokenStream:  # noqa: ANN401 (see below)
+    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
@@ -114,12 +116,12 @@ class Context:
         traced as Python, once a token."""
         return TokenStream(
             self._turnstile,
-            lambda: self._begin(emit=emit, stream=True, options=options),
+            lambda: self._begin(emit=emit, stream=True, options={**options}),
             self._end,
             lambda: self._queue.is_over,
         )
 
-    def watch(self, window: int = 8, **options: Any) -> Watched:  # noqa: ANN401 (options of stream)
+    def watch(self, window: int = 8, **options: Unpack[SegmentOptions]) -> Watched:
         """Lets the model continue while the program looks at every token, and can take it back:
 
             async with ctx.watch(temperature=0.8) as watched:
@@ -130,8 +132,8 @@ class Context:
 
         The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
         tokens that were looked at stay when the block is left early."""
-        options["watch"] = window
-        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=options), self._end)
+        given = {**options, "watch": window}
+        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=given), self._end)
 
     async def next_dist(
         self,
@@ -170,11 +172,7 @@ class Context:
             return scores
 
     async def verify(
-        self,
-        drafts: Sequence[int],
-        *,
-        proposes: bool = False,
-        **sampling: Any,  # noqa: ANN401 (options of stream)
+        self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]
     ) -> Verified:
         """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
 
@@ -183,19 +181,19 @@ class Context:
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling(sampling, (await self._run.description(self._queue.model))["seed"])
+            options = self._sampling({**sampling}, (await self._run.description(self._queue.model))["seed"])
             verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
                 self._log.transcript.write((await detokenize(verified.tokens, model=self._queue.model))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
-    async def choose(self, options: Sequence[str], **sampling: Any) -> str:  # noqa: ANN401 (options of stream)
+    async def choose(self, options: Sequence[str], **sampling: Unpack[SamplingOptions]) -> str:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             ids = [tuple(await self._tokenize(option)) for option in options]
-            picked = await self._walk(ids, sampling)
+            picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
 
