@@ -22,6 +22,7 @@ from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.step_results import result_of
 from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
@@ -124,8 +125,7 @@ class Controller:
                 continue
             started_s = self._clock.now_s()
             try:
-                # Shielded: a step cannot be taken back, so cancelling this task must not cancel its future.
-                result = await asyncio.shield(asyncio.wrap_future(self._executor.submit(batch)))
+                result = await result_of(self._executor.submit(batch))
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
                 taken_s = self._clock.now_s() - started_s
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)

@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor
+from loopwright.sdk import errors, http, resources, tensor, tools
 from loopwright.sdk.context import Context
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
@@ -24,6 +24,7 @@ from loopwright.sdk.model import Model, detokenize, model, models, prompt_templa
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
+from loopwright.sdk.tools import Tool, tool
 from loopwright.sdk.turn import Chunk, Score, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
@@ -50,6 +51,7 @@ __all__ = [
     "Queue",
     "RunFacts",
     "Score",
+    "Tool",
     "Turn",
     "Untraceable",
     "Verified",
@@ -74,5 +76,7 @@ __all__ = [
     "run_facts",
     "tensor",
     "tokenize",
+    "tool",
+    "tools",
     "vocabulary",
 ]

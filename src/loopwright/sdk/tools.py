@@ -1,0 +1,65 @@
+"""Tools: functions with a JSON schema, which a program declares with `@tool` or finds at its server. Never executes a
+tool of the server: the host does, if the program's permissions list it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from loopwright.sdk.port import current_port
+from loopwright.sdk.schema_check import check
+from loopwright.sdk.tool_schema import JsonSchema, declaration
+
+
+class Tool:
+    """A function that a program, or the model that it asks, may call: `await tool(city="Paris")`.
+
+    `parameters` is a JSON schema of type object; arguments that do not fit it are BadRequest, its field such as
+    `search.city`, and the function is not called."""
+
+    def __init__(
+        self, name: str, description: str, parameters: JsonSchema, execute: Callable[[dict[str, Any]], Any]
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.parameters = parameters
+        self._execute = execute
+
+    async def __call__(self, /, **arguments: Any) -> Any:  # noqa: ANN401 (JSON)
+        check(arguments, self.parameters, self.name)
+        result = self._execute(arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
+
+def tool(function: Callable[..., Any]) -> Tool:
+    """Declares a function of the program, `async def` or `def`, as a tool.
+
+    Its name, its docstring and its typed parameters are what a model is told of it. A parameter's own description is
+    its line under `Args:` in the docstring, or a text: `city: Annotated[str, "Which city"]`. Raises TypeError for a
+    parameter without a type, or with one that JSON has not."""
+    found = declaration(function)
+    return Tool(found.name, found.description, found.parameters, lambda arguments: function(**arguments))
+
+
+async def call(name: str, /, **arguments: Any) -> Any:  # noqa: ANN401 (JSON)
+    """The result of a tool of the server. Raises PermissionDenied unless the program's permissions list it, NotFound,
+    BadRequest for arguments that do not fit its schema, ToolFailed."""
+    return await _execute(name, arguments)
+
+
+async def list() -> tuple[Tool, ...]:
+    """The tools of the server that the program's permissions list."""
+    found = await current_port().issue({"op": "list_tools"})
+    return tuple(_server_tool(one["name"], one["description"], one["parameters"]) for one in found["tools"])
+
+
+def _server_tool(name: str, description: str, parameters: JsonSchema) -> Tool:
+    return Tool(name, description, parameters, lambda arguments: _execute(name, arguments))
+
+
+async def _execute(name: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+    answer = await current_port().issue({"op": "call_tool", "name": name, "arguments": arguments})
+    return answer["result"]
