@@ -28,7 +28,7 @@ class CallKind:
 
 
 CALL_KINDS: Final[Mapping[type, CallKind]] = {
-    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?}"),
+    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?, tool_format?}"),
     host_calls.Models: CallKind("runtime", "{models}"),
     calls.DebugQuery: CallKind("control", results.DebugInfo),
     calls.CreateQueue: CallKind("control", results.Done),

@@ -19,7 +19,7 @@ class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
     """The run and a model. What may be long comes only if it is listed in `include`."""
 
     model: str = ""  # "" is the server's default model
-    include: tuple[Literal["arguments", "prompt_template"], ...] = ()
+    include: tuple[Literal["arguments", "prompt_template", "tool_format"], ...] = ()
 
 
 class Models(HostCall, frozen=True, kw_only=True, tag="models"):
@@ -61,18 +61,29 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: str
     content: str
+    name: str | None = None  # of the tool whose result it is
+
+
+class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model is told of a tool. `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     """Messages to token ids by the model's chat template: {tokens}.
 
     `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
-    content is in the context and whose end is not. The ids are those that come after."""
+    content is in the context and whose end is not. The ids are those that come after. `tools` are told to the model by
+    its template, or in the first system message where the template takes none."""
 
     messages: tuple[Message, ...]
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):

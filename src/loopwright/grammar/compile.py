@@ -65,13 +65,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
                 raise BadRequest("json_object takes no source", field="grammar.source", hint="json_schema does")
             return _compile_schema({"type": "object"}, vocabulary)
         case "regex":
-            if not grammar.source:
-                raise BadRequest("there is no regular expression", field="grammar.source")
-            try:
-                pattern = whole_pattern(grammar.source)
-            except BadRequest as error:
-                raise BadRequest(error.message, field="grammar.source") from None
-            return _started(LLMatcher.grammar_from_regex(pattern), vocabulary)
+            return _started(LLMatcher.grammar_from_regex(_pattern(grammar.source)), vocabulary)
         case "lark":
             if not grammar.source.strip():
                 raise BadRequest("there is no grammar", field="grammar.source")
@@ -150,6 +144,15 @@ def _locate(root: Schema, fault: str, vocabulary: Vocabulary) -> str:
                 break
         else:
             return pointer
+
+
+def _pattern(source: str) -> str:
+    if not source:
+        raise BadRequest("there is no regular expression", field="grammar.source")
+    try:
+        return whole_pattern(source)
+    except BadRequest as error:
+        raise BadRequest(error.message, field="grammar.source") from None
 
 
 def _choice(source: str) -> str:

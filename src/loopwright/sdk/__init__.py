@@ -25,7 +25,7 @@ from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.tools import Tool, tool
-from loopwright.sdk.turn import Chunk, Score, Turn, Verified
+from loopwright.sdk.turn import BrokenCall, Chunk, Score, ToolCall, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
 
@@ -33,6 +33,7 @@ __all__ = [
     "Approximate",
     "BadRequest",
     "BoundaryHit",
+    "BrokenCall",
     "Cause",
     "Chunk",
     "Context",
@@ -52,6 +53,7 @@ __all__ = [
     "RunFacts",
     "Score",
     "Tool",
+    "ToolCall",
     "Turn",
     "Untraceable",
     "Verified",

@@ -235,7 +235,12 @@ def detokenize(tokens: Sequence[int]) -> Answer:
 
 
 def render_chat(
-    messages: Sequence[dict[str, str]], *, num_done: int, is_open: bool, add_generation_prompt: bool
+    messages: Sequence[dict[str, str]],
+    *,
+    num_done: int,
+    is_open: bool,
+    add_generation_prompt: bool,
+    tools: Sequence[Payload] = (),
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
@@ -245,6 +250,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools),
         }
     )
 
