@@ -3,6 +3,7 @@ is a cut call, and tags, braces and quotes inside strings end nothing."""
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ HERMES_TURNS = st.lists(PROSE | HERMES_CALLS | HERMES_BROKEN, max_size=5).map(""
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 def read(reader: HermesReader | Llama3JsonReader, parts: list[str]) -> list[Found]:
@@ -71,7 +72,7 @@ def whole_hermes(text: str) -> list[tuple[str, object]]:
         add(text[: begin.start()])
         rest = text[begin.end() :]
         if rest and not rest.startswith("{"):
-            junk, tag, text = rest.partition("</tool_call>")
+            _, tag, text = rest.partition("</tool_call>")
             found.append(("fault", "malformed"))
             if not tag:
                 return found

@@ -3,6 +3,7 @@
 Made by Context.stream.
 """
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -22,17 +23,23 @@ class ToolStream:
         self._use = use
         self._reader: ToolCallReader | None = None  # the format is known when the segment has begun
         self._ready: deque[Chunk | ToolCall] = deque()
+        self._gave_call = False
         self.turn: Turn | None = None
 
     def __aiter__(self) -> "ToolStream":
         return self
 
     async def __anext__(self) -> Chunk | ToolCall:
+        if self._gave_call:
+            self._gave_call = False
+            await asyncio.sleep(0)  # a task that was made for the call starts now, however much text has come meanwhile
         while not self._ready:
             if self.turn is not None:
                 raise StopAsyncIteration
             await self._read_on()
-        return self._ready.popleft()
+        part = self._ready.popleft()
+        self._gave_call = isinstance(part, ToolCall)
+        return part
 
     async def _read_on(self) -> None:
         try:
@@ -47,6 +54,9 @@ class ToolStream:
         if self._reader is None:
             self._reader = self._use.reader()
         parts = self._reader.push(chunk.text)
-        text = "".join(part for part in parts if isinstance(part, str))
-        self._ready.append(Chunk(text, chunk.tokens))
-        self._ready.extend(part for part in parts if isinstance(part, ToolCall))
+        if not parts or isinstance(parts[0], ToolCall):
+            parts.insert(0, "")
+        tokens = chunk.tokens
+        for part in parts:
+            self._ready.append(Chunk(part, tokens) if isinstance(part, str) else part)
+            tokens = ()
