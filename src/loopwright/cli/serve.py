@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--programs-dir", metavar="FOLDER", help="where deployed programs are kept (default: ~/.local/state/loopwright)"
     )
+    parser.add_argument(
+        "--state-dir", metavar="FOLDER", help="where named stores are kept (default: ~/.local/state/loopwright)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         num_runtime_workers=arguments.processes,
         engine=EngineConfig(num_blocks=arguments.num_blocks, num_threads=arguments.threads),
-        runtime=RuntimeConfig(programs_dir=arguments.programs_dir or str(_state_folder() / "programs")),
+        runtime=RuntimeConfig(
+            programs_dir=arguments.programs_dir or str(_state_folder() / "programs"),
+            state_dir=arguments.state_dir or str(_state_folder() / "state"),
+        ),
         server=ServerConfig(host=arguments.host, port=arguments.port),
     )
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from loopwright.compose.children import Ready
+from loopwright.compose.children import EXCHANGE, Ready
 from loopwright.compose.config import Config
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
 from loopwright.compose.one_error import one_error
@@ -21,6 +21,7 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.transport.addresses import socket_address
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
+from loopwright.transport.exchange_client import ExchangeClient
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
 
@@ -74,8 +75,10 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     tokenizer = load_tokenizer(store.resolve(config.model).path)
     control = await ControlClient.connect(socket_address(folder, "model"), name=name, timeout_s=LOAD_S)
     stack.callback(control.close)
+    exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
+    stack.callback(exchange.close)
     text = model_text(control.models()[0], tokenizer)
-    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime))
+    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime, exchange))
     return RunsServer(launcher, socket_address(folder, name))
 
 

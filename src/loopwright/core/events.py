@@ -55,6 +55,10 @@ class Emit(EventBase, frozen=True, kw_only=True, tag="emit"):
     value: Any
 
 
+class Receive(EventBase, frozen=True, kw_only=True, tag="receive"):
+    """The program waits for a message of its client, and none is there. Once for each message."""
+
+
 class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     """The one final event."""
 
@@ -63,4 +67,4 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     error: ErrorInfo | None = None
 
 
-Event: TypeAlias = Started | Text | Tokens | Log | Emit | Finished
+Event: TypeAlias = Started | Text | Tokens | Log | Emit | Receive | Finished

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
-from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
+from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text
 from loopwright.core.ids import RunId
 
 MIN_EVENT_BYTES = 16  # what an event counts for at the least: an empty line takes memory too
@@ -42,6 +42,10 @@ class EventLog:
     def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
         self._count(num_bytes)
         self._add(Emit(**self._stamp(), value=value))
+
+    def receive(self) -> None:
+        self._count(0)
+        self._add(Receive(**self._stamp()))
 
     def check_result(self, num_bytes: int) -> None:
         """Raises LimitExceeded when a result of that size would pass the limit."""

@@ -1,8 +1,10 @@
 """What a program may reach outside, as its metadata lists it. Never reaches out itself. Asked by the host's egress.
 
 Nothing is permitted by default. A pattern is `host`, `host:port` or `host:*`, where the host may begin with `*.`;
-without a port it stands for 80 and 443.
+without a port it stands for 80 and 443. Names of channels and stores are whole, or end with `*`.
 """
+
+import json
 
 import msgspec
 
@@ -15,10 +17,15 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata table `permissions`."""
 
     http: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()  # topics and queues
+    state: tuple[str, ...] = ()  # named stores
 
     def __post_init__(self) -> None:
         for pattern in self.http:
             _check_pattern(pattern)
+        for permission in ("channels", "state"):
+            for pattern in getattr(self, permission):
+                _check_name_pattern(permission, pattern)
 
     def check_http(self, host: str, port: int) -> None:
         """Raises PermissionDenied, naming the line to add, unless some pattern covers the host and port."""
@@ -27,6 +34,31 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"the program may not reach {host}:{port}; permitted: {', '.join(self.http) or 'nothing'}",
                 hint=f'add to the program\'s metadata: permissions = {{ http = ["{host}:{port}"] }}',
             )
+
+    def check_channel(self, name: str) -> None:
+        """Raises PermissionDenied unless some pattern covers the topic or queue."""
+        _check_named("channels", self.channels, name, f"use the channel {name!r}")
+
+    def check_store(self, name: str) -> None:
+        """Raises PermissionDenied unless some pattern covers the named store."""
+        _check_named("state", self.state, name, f"use the store {name!r}")
+
+
+def _check_named(permission: str, patterns: tuple[str, ...], name: str, action: str) -> None:
+    if not any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in patterns):
+        raise PermissionDenied(
+            f"the program may not {action}; permitted: {', '.join(patterns) or 'nothing'}",
+            hint=f"add to the program's metadata: permissions = {{ {permission} = [{json.dumps(name)}] }}",
+        )
+
+
+def _check_name_pattern(permission: str, pattern: str) -> None:
+    if not pattern or "*" in pattern[:-1]:
+        raise ProgramRejected(
+            f"permissions.{permission} holds {pattern!r}, which is no name",
+            hint='write a whole name, or what names begin with and a star: "jobs", "room/*"',
+            field=f"permissions.{permission}",
+        )
 
 
 def _check_pattern(pattern: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from loopwright.core.call_base import HostCall
+from loopwright.core.exchange import Exchange
 from loopwright.core.host_calls import (
     Adapters,
     Describe,
@@ -21,7 +22,10 @@ from loopwright.core.host_calls import (
 from loopwright.core.outside_calls import HttpRequest
 from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
 
 Answer: TypeAlias = Callable[[Any], object]
@@ -34,29 +38,35 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText) -> None:
+    def __init__(self, model: facts.ModelText, exchange: Exchange) -> None:
         self._model = model
         self._text = TextCalls(model)
         self._egress = Egress()
+        self.shared = SharedCalls(exchange)
 
     @asynccontextmanager
-    async def open(self, run: facts.RunFacts, permissions: Permissions) -> AsyncIterator[Answers]:
+    async def open(
+        self, run: facts.RunFacts, permissions: Permissions, limits: Limits, mailbox: Mailbox
+    ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
         def fact(call: facts.FactCall) -> object:
             return facts.answer(call, run, self._model)
 
-        yield {
-            Describe: fact,
-            Models: fact,
-            Adapters: fact,
-            EmbedsNeeded: fact,
-            Vocabulary: self._text.vocabulary,
-            Tokenize: self._text.tokenize,
-            Detokenize: self._text.detokenize,
-            RenderChat: self._text.render_chat,
-            HttpRequest: lambda call: self._egress.request(call, permissions),
-        }
+        async with self.shared.open(run.run_id, permissions, limits, mailbox) as shared:
+            yield {
+                **shared,
+                Describe: fact,
+                Models: fact,
+                Adapters: fact,
+                EmbedsNeeded: fact,
+                Vocabulary: self._text.vocabulary,
+                Tokenize: self._text.tokenize,
+                Detokenize: self._text.detokenize,
+                RenderChat: self._text.render_chat,
+                HttpRequest: lambda call: self._egress.request(call, permissions),
+            }
 
     async def close(self) -> None:
         await self._egress.close()
+        self.shared.close()
