@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loopwright.core import calls, host_calls, message_calls, outside_calls, results, store_calls
+from loopwright.core import calls, code_calls, host_calls, message_calls, outside_calls, results, store_calls
 from loopwright.core.call_base import HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
@@ -79,6 +79,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     store_calls.StoreExists: CallKind("runtime", "{exists}"),
     store_calls.StoreKeys: CallKind("runtime", "{keys}"),
     store_calls.StoreCompareAndSet: CallKind("runtime", "{is_set}"),
+    code_calls.RunCode: CallKind("runtime", "{result, stdout, error}"),
     host_calls.EmitValue: CallKind("runtime", results.Done),
     host_calls.EmitText: CallKind("runtime", results.Done),
     host_calls.Interrupt: CallKind("runtime", results.Done),

@@ -95,7 +95,7 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._services = Services(model, exchange)
+        self._services = Services(model, exchange, sandboxes.get("wasm"))
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0

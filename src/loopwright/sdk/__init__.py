@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor, tools
+from loopwright.sdk import errors, http, resources, sandbox, tensor, tools
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
@@ -85,6 +85,7 @@ __all__ = [
     "regex",
     "resources",
     "run_facts",
+    "sandbox",
     "subscribe",
     "tensor",
     "tokenize",

@@ -327,6 +327,7 @@ def fill_holes() -> list[bytes]:
 with warnings.catch_warnings(action="ignore"):
     import_standard_library()
 importlib.import_module("loopwright")
+importlib.import_module("loopwright.sdk.snippet")  # for instances that run code of a program's, and no program
 warm_up()
 ADDRESSES = addresses_of_everything()
 gc.collect()
