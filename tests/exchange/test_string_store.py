@@ -92,7 +92,7 @@ def test_a_store_ends_at_its_limit_and_smaller_values_always_go(file: Path | Non
     for key, value in (("a", "12345"), ("c", "")):
         with pytest.raises(LimitExceeded, match=f"the store 's' would hold .* the run's limit is {limit}") as caught:
             store.answer(calls.StoreSet(store="s", key=key, value=value), A, limit)
-        assert "limits.max_state_bytes" in caught.value.hint
+        assert "max_state_bytes = " in caught.value.hint
     swap = calls.StoreCompareAndSet(store="s", key="a", expected="1234", value="12345")
     with pytest.raises(LimitExceeded):
         store.answer(swap, A, limit)

@@ -6,7 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
@@ -165,33 +165,24 @@ class Controller:
             call.is_running = False
         for call, row in step.outcomes(result):
             call.is_running = False
-            if call.is_over:  # with its run, or because a call of this very step failed
-                continue
-            if isinstance(call.work, WatchedFeed) and call.restoring is None:
-                self._watched.take_row(call, call.work, row)
-            elif row.error is not None:
-                self._fail(call, row.error)
-            elif call.restoring is not None:
-                if call.restoring.advance(row):
-                    self._take_restored(call)
-            elif isinstance(call.work, Feed):
-                self._take_row(call, call.work, row)
-            elif isinstance(call.work, HeadRow):
-                self._finish(call, forwarded(row, call.work.sampling))
-            else:
-                self._finish(call, Done())
+            if not call.is_over:  # with its run, or because a call of this very step failed
+                self._take(call, row)
 
     def fail_step(self, error: Exception) -> None:
-        """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
+        """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
         for _, private in step.private:
             private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
-        for call in (*step.copying, *(call for call, _ in step.outcomes(failed))):
+        for call in step.copying:  # what their pages held is lost
             call.is_running = False
             self._fail(call, info)
+        for call, _ in step.outcomes(failed):
+            call.is_running = False
+            if not call.is_over:
+                self._take(call, RowResult(error=info))
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
         """Takes a call of an open run. What is wrong with it becomes its completion."""
@@ -252,9 +243,29 @@ class Controller:
         """Asserts that names, calls, blocks and slots add up. Any time."""
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
         assert all(not call.is_over for call in calls), "a call that is over is still open"
+        num_open = Counter(call.queue for call in calls)
+        queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
+        assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
         self._resources.check_integrity(calls)
 
     # Ending
+
+    def _take(self, call: OpenCall, row: RowResult) -> None:
+        if isinstance(call.work, Feed) and call.work.is_steady and row.error is None and call.restoring is None:
+            self._take_row(call, call.work, row)  # what most steps are full of
+        elif isinstance(call.work, WatchedFeed) and call.restoring is None:
+            self._watched.take_row(call, call.work, row)
+        elif row.error is not None:
+            self._fail(call, row.error)
+        elif call.restoring is not None:
+            if call.restoring.advance(row):
+                self._take_restored(call)
+        elif isinstance(call.work, Feed):
+            self._take_row(call, call.work, row)
+        elif isinstance(call.work, HeadRow):
+            self._finish(call, forwarded(row, call.work.sampling))
+        else:
+            self._finish(call, Done())
 
     def _take_restored(self, call: OpenCall) -> None:
         """The call has dropped pages back; perhaps not all of them."""
@@ -336,6 +347,7 @@ class Controller:
         self._resources.release(call)
         session = self._sessions[call.run_id]
         del session.open_calls[call.call_id]
+        call.queue.num_open -= 1
         session.idle_since_s = self._changed_s
         return ready
 
@@ -376,7 +388,7 @@ class Controller:
             return False
         call, error = found
         self._changed_s = now_s  # its run gets time to free what it holds before the next one fails
-        self._fail(call, error.info())
+        self._refuse(call, error.info())
         return True
 
     async def _wait_for_change(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, assert_never
 
 from loopwright.core.errors import LimitExceeded, Unavailable
 from loopwright.core.ids import TenantId
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import Done
 from loopwright.core.store_calls import (
     StoreCall,
@@ -189,7 +190,7 @@ def _check_size(store: str, store_bytes: int, max_bytes: int, tenant_bytes: int)
     if store_bytes > max_bytes:
         raise LimitExceeded(
             f"{name} would hold {store_bytes} bytes; the run's limit is {max_bytes}",
-            hint="keep less, or raise limits.max_state_bytes in the program's metadata",
+            hint=raise_hint("max_state_bytes", max_bytes, "keep less"),
             field="max_state_bytes",
         )
     if tenant_bytes > MAX_TENANT_BYTES:

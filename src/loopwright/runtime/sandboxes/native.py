@@ -19,6 +19,7 @@ class NativeSandbox:
     """Executes programs in this process. No limit is held but the time of the caller."""
 
     name = "native"
+    is_paced = False
 
     def __init__(self) -> None:
         self._ports: set[Port] = set()
