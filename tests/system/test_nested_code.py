@@ -74,7 +74,7 @@ HOSTILE = {
     "leaves": ("raise SystemExit(3)", "program_error", "SystemExit: 3"),
     "aborts": ("import os\nos.abort()", "program_error", "aborted"),
     "sleeps": ("import time\ntime.sleep(1000)", "deadline", "longer than its 1 s"),
-    "returns": ("'x' * 200_000", "limit", "result has 200002 bytes; its limit is 65536"),
+    "returns": ("'x' * 200_000", "limit", "result has 200002 characters; the limit of its output is 65536"),
     "reads": ("open('/etc/passwd').read()", "program_error", "FileNotFoundError"),
     "dials": ("import socket\nsocket.create_connection(('127.0.0.1', 80))", "program_error", "gaierror"),
     "spies": ("import sys\n[SECRET]", "program_error", "name 'SECRET' is not defined"),

@@ -14,7 +14,6 @@ import msgspec
 from loopwright.core.code_calls import RunCode
 from loopwright.core.errors import (
     DeadlineExceeded,
-    ErrorInfo,
     LimitExceeded,
     LoopwrightError,
     Overloaded,
@@ -106,21 +105,13 @@ class NestedCode:
     async def _execute(self, sandbox: Sandbox, call: RunCode, limits: Limits) -> dict[str, Any]:
         guest = _Denier(limits.max_output_bytes)
         arguments = json.dumps({"code": call.code, "inputs": call.inputs})
-        error: LoopwrightError
         try:
             result = await _in_time(sandbox.run(_SOURCE, FILENAME, arguments, guest, limits), limits)
-            if len(result) <= limits.max_output_bytes:
-                return {"result": msgspec.Raw(result.encode()), "stdout": guest.output(), "error": None}
-            error = LimitExceeded(
-                f"the code's result has {len(result)} bytes; its limit is {limits.max_output_bytes}",
-                field="max_output_bytes",
-            )
+            return {"result": msgspec.Raw(result.encode()), "stdout": guest.output(), "error": None}
         except (Overloaded, Unavailable):
             raise  # not the code's doing
-        except LoopwrightError as its_own:
-            error = its_own
-        info: ErrorInfo = error.info()
-        return {"result": None, "stdout": guest.output(), "error": msgspec.structs.asdict(info)}
+        except LoopwrightError as error:
+            return {"result": None, "stdout": guest.output(), "error": msgspec.structs.asdict(error.info())}
 
 
 async def _in_time(running: Any, limits: Limits) -> str:  # noqa: ANN401 (a coroutine)
