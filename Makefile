@@ -54,8 +54,9 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
+reference: $(DEV) ## write docs/calls.md, docs/sdk.md and docs/metadata.md from the source
 	$(BIN)/python tests/project/calls_reference.py
+	$(BIN)/python tests/project/sdk_reference.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

@@ -11,10 +11,11 @@ from llguidance import LLMatcher, LLParserLimits
 
 from loopwright.core.calls import MAX_GRAMMAR_BYTES, Grammar
 from loopwright.core.errors import BadRequest, LoopwrightError
-from loopwright.grammar.json_schema import Schema, read_schema, schema_error, subschemas
+from loopwright.grammar.json_schema import Schema, read_schema, subschemas
 from loopwright.grammar.lark import read_lark
 from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line
 from loopwright.grammar.pattern import whole_pattern
+from loopwright.grammar.schema_values import schema_error
 from loopwright.grammar.tool_calls import ToolGrammar, read_tool_calls, tool_error
 from loopwright.grammar.vocabulary import Vocabulary
 

@@ -46,6 +46,7 @@ from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.services import Services
+from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -96,6 +97,8 @@ class Launcher:
         max_live_runs: int,
         exchange: Exchange,
         allows_native: bool = False,
+        holds_deadline: bool = True,
+        trace: TraceSink | None = None,
     ) -> None:
         self._control = control
         self._model = model
@@ -105,6 +108,8 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
+        self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
+        self._trace = trace  # takes the traces of all runs
         self._services = Services(model, exchange, sandboxes.get("wasm"))
         self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
@@ -265,7 +270,7 @@ class Launcher:
             run.events.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
-        deadline = asyncio.timeout(run.limits.seconds)
+        deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
         try:
             async with deadline:
                 result = await self._execute_in_sandbox(run)
@@ -287,6 +292,10 @@ class Launcher:
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
         session = self._control.open(run.run_id, limits)
+        trace = None
+        if self._trace is not None:
+            trace = RunTrace(run.run_id, self._model, self._clock, self._trace)
+            session = trace.session(session)
         try:
             async with (
                 self._services.open(facts, run.children.permissions, run.limits, run.mailbox) as answers,
@@ -301,7 +310,8 @@ class Launcher:
                 ) as host,
             ):
                 arguments = json.dumps(run.arguments)
-                return await run.sandbox.run(run.program.code, run.program.filename, arguments, host, run.limits)
+                guest = host if trace is None else trace.guest(host)
+                return await run.sandbox.run(run.program.code, run.program.filename, arguments, guest, run.limits)
         finally:
             session.close()
 

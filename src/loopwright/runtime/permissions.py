@@ -20,7 +20,7 @@ ANY_SOURCE = "@source"
 class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata table `permissions`."""
 
-    http: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()  # hosts that it may ask: "host", "host:port", "host:*", "*.domain"
     children: tuple[str, ...] = ()  # deployed programs by name; "@self": functions of its own file, "@source": any text
     channels: tuple[str, ...] = ()  # topics and queues
     state: tuple[str, ...] = ()  # named stores

@@ -8,11 +8,12 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
+from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
@@ -106,11 +107,12 @@ class Context:
         tool_choice: str = "auto",
         parallel_calls: bool = True,
         strict: bool = True,
-        **options: Any,  # noqa: ANN401 (options of stream)
+        **given: Unpack[GenerateOptions],
     ) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
+        options: dict[str, Any] = {**given}
         use = tool_use(tools, tool_choice, parallel_calls, strict)
         with self._turnstile:
             if use is not None:
@@ -128,11 +130,11 @@ class Context:
         tool_choice: str = "auto",
         parallel_calls: bool = True,
         strict: bool = True,
-        **options: Any,  # noqa: ANN401
+        **options: Unpack[SegmentOptions],
     ) -> ToolStream: ...
 
     @overload
-    def stream(self, *, emit: bool = False, **options: Any) -> TokenStream: ...  # noqa: ANN401
+    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream: ...
 
     def stream(
         self,
@@ -142,7 +144,7 @@ class Context:
         tool_choice: str = "auto",
         parallel_calls: bool = True,
         strict: bool = True,
-        **options: Any,  # (see below)
+        **options: Unpack[SegmentOptions],
     ) -> TokenStream | ToolStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
@@ -164,13 +166,13 @@ class Context:
         use = tool_use(tools, tool_choice, parallel_calls, strict)
         chunks = TokenStream(
             self._turnstile,
-            lambda: self._begin(emit=emit, stream=True, options=options, use=use),
+            lambda: self._begin(emit=emit, stream=True, options={**options}, use=use),
             self._end,
             lambda: self._queue.is_over,
         )
         return chunks if use is None else ToolStream(chunks, use)
 
-    def watch(self, window: int = 8, **options: Any) -> Watched:  # noqa: ANN401 (options of stream)
+    def watch(self, window: int = 8, **options: Unpack[SegmentOptions]) -> Watched:
         """Lets the model continue while the program looks at every token, and can take it back:
 
             async with ctx.watch(temperature=0.8) as watched:
@@ -181,8 +183,8 @@ class Context:
 
         The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
         tokens that were looked at stay when the block is left early."""
-        options["watch"] = window
-        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=options), self._end)
+        given = {**options, "watch": window}
+        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=given), self._end)
 
     async def next_dist(
         self,
@@ -218,11 +220,7 @@ class Context:
             return scores
 
     async def verify(
-        self,
-        drafts: Sequence[int],
-        *,
-        proposes: bool = False,
-        **sampling: Any,  # noqa: ANN401 (options of stream)
+        self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]
     ) -> Verified:
         """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
 
@@ -231,19 +229,19 @@ class Context:
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling(sampling, (await self._run.description())["seed"])
+            options = self._sampling({**sampling}, (await self._run.description())["seed"])
             verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
                 self._log.transcript.write((await detokenize(verified.tokens))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
-    async def choose(self, options: Sequence[str], **sampling: Any) -> str:  # noqa: ANN401 (options of stream)
+    async def choose(self, options: Sequence[str], **sampling: Unpack[SamplingOptions]) -> str:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             ids = [tuple((await tokenize(option))["tokens"]) for option in options]
-            picked = await self._walk(ids, sampling)
+            picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
 

@@ -149,19 +149,11 @@ class Queue:
         pages: Sequence[int],
         kv_len: int,
         inputs: Sequence[int],
-        outputs: Sequence[int] = (),
-        mask: Sequence[Sequence[int]] | None = None,
+        **options: Any,  # noqa: ANN401 (outputs and mask, as for forward)
     ) -> Answer:
         """As forward, through an adapter's weights."""
-        return self.issue(
-            "forward_with_adapter",
-            adapter=adapter,
-            pages=pages,
-            kv_len=kv_len,
-            inputs=inputs,
-            outputs=outputs,
-            mask=mask,
-        )
+        forward = {"pages": pages, "kv_len": kv_len, "inputs": inputs, **options}
+        return self.issue("forward_with_adapter", adapter=adapter, **forward)
 
     def embed_image(self, image: bytes, positions: Sequence[int], embeds: Sequence[int]) -> Answer:
         """Fills as many embeds as `embeds_needed` says."""
