@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from loopwright.core.call_base import HostCall
+from loopwright.core.code_calls import RunCode
 from loopwright.core.exchange import Exchange
 from loopwright.core.host_calls import (
     Adapters,
@@ -24,7 +25,9 @@ from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
+from loopwright.runtime.nested_code import NestedCode
 from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
@@ -40,10 +43,11 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, models: ServedModels, exchange: Exchange) -> None:
+    def __init__(self, models: ServedModels, exchange: Exchange, code_sandbox: Sandbox | None) -> None:
         self._models = models
         self._texts = {one.text.info.name: TextCalls(one.text) for one in models.all()}
         self._egress = Egress()
+        self._code_sandbox = code_sandbox  # for code that a program was given by a model
         self.shared = SharedCalls(exchange)
 
     @asynccontextmanager
@@ -62,6 +66,7 @@ class Services:
             model = self._models.find(name_of("" if isinstance(call, Models) else call.model)).text
             return facts.answer(call, run, model, self._models.infos())
 
+        code = NestedCode(self._code_sandbox, limits)
         async with self.shared.open(run.run_id, permissions, limits, mailbox) as shared:
             yield {
                 **shared,
@@ -74,7 +79,9 @@ class Services:
                 Detokenize: lambda call: text(call).detokenize(call),
                 RenderChat: lambda call: text(call).render_chat(call),
                 HttpRequest: lambda call: self._egress.request(call, permissions),
+                RunCode: code.run,
             }
+        code.check_integrity()
 
     async def close(self) -> None:
         await self._egress.close()

@@ -229,7 +229,13 @@ def detokenize(tokens: Sequence[int], *, model: str = "") -> Answer:
 
 
 def render_chat(
-    messages: Sequence[dict[str, str]], *, num_done: int, is_open: bool, add_generation_prompt: bool, model: str = ""
+    messages: Sequence[dict[str, str]],
+    *,
+    num_done: int,
+    is_open: bool,
+    add_generation_prompt: bool,
+    tools: Sequence[Payload] = (),
+    model: str = "",
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
@@ -240,6 +246,7 @@ def render_chat(
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
             "model": model,
+            "tools": list(tools),
         }
     )
 

@@ -33,10 +33,12 @@ class RunState:
         return self._num_contexts - 1
 
     async def description(self, model: str = "") -> dict[str, Any]:
-        """{run, seed, model}, asked once of each model; "" is the run's own."""
+        """{run, seed, model, tool_format}, asked once of each model; "" is the run's own."""
         found = self._descriptions.get(model)
         if found is None or found.cancelled():
-            found = self._descriptions[model] = self._port.issue({"op": "describe", "model": model})
+            found = self._descriptions[model] = self._port.issue(
+                {"op": "describe", "model": model, "include": ["tool_format"]}
+            )
         return await asyncio.shield(found)
 
     async def take_parent_context(self) -> dict[str, Any] | None:
