@@ -2,10 +2,12 @@
 #
 # PYTHON   the interpreter that .venv is made from:    make setup PYTHON=python3.12
 # SUITE    what `make bench` measures:                 make bench SUITE=decode
+# MINUTES  how long `make soak` starts programs:       make soak MINUTES=2 ARGS="--seed 7"
 # ARGS     more arguments for pytest or the benchmark: make test ARGS="tests/control -x"
 
 PYTHON ?= python3.11
 SUITE  ?= all
+MINUTES ?= 10
 ARGS   ?=
 
 VENV   := .venv
@@ -19,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test fuzz check parity examples docs reference bench size changelog clean
+.PHONY: help setup demo test fuzz check parity soak examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -45,6 +47,9 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
 	$(BIN)/python tests/engine/parity.py
 
+soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
+	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)
+
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs
 
@@ -52,8 +57,9 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
+reference: $(DEV) ## write docs/calls.md, docs/sdk.md and docs/metadata.md from the source
 	$(BIN)/python tests/project/calls_reference.py
+	$(BIN)/python tests/project/sdk_reference.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

@@ -38,6 +38,7 @@ from loopwright.engine.oracle import Oracle
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
+from loopwright.runtime.tracing import TraceSink
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.store import ModelFiles, no_progress
@@ -167,6 +168,7 @@ async def system_over(
     *,
     runtime: RuntimeConfig | None = None,
     control: ControlConfig | None = None,
+    trace: TraceSink | None = None,
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
     runtime = runtime or RuntimeConfig(allows_native=True)
@@ -182,7 +184,7 @@ async def system_over(
         serving = tasks.create_task(controller.serve())
         stack.callback(serving.cancel)
         exchange = stack.enter_context(closing(make_exchange(runtime)))
-        async with make_launcher(controller, text, sandboxes, runtime, exchange) as launcher:
+        async with make_launcher(controller, text, sandboxes, runtime, exchange, trace) as launcher:
             yield System(launcher, controller, text, executor)
             launcher.check_integrity()
             exchange.check_integrity()

@@ -34,11 +34,15 @@ pytestmark = [pytest.mark.wasm, pytest.mark.model]
 EXPECTED = Path(__file__).parent / "expected"
 
 
-def test_every_program_has_a_test_and_expected_events() -> None:
+def test_every_program_has_a_test() -> None:
+    """Expected events beside the real model here, or a definition in another file, which names it."""
     names = {path.stem for path in PROGRAMS.glob("*.py")}
-    assert {path.stem for path in EXPECTED.glob("*.json")} == names
+    expected = {path.stem for path in EXPECTED.glob("*.json")}
     tests = [name for name in globals() if name.startswith("test_")]
-    assert [name for name in sorted(names) if not any(test.startswith(f"test_{name}_") for test in tests)] == []
+    assert [name for name in sorted(expected) if not any(test.startswith(f"test_{name}_") for test in tests)] == []
+    elsewhere = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
+    assert [name for name in sorted(names - expected) if f'"{name}"' not in elsewhere] == []
+    assert expected <= names
 
 
 def test_hello_greets(smollm2: SmolLM2) -> None:
@@ -87,6 +91,18 @@ def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None
             assert len(set(outcome.result)) == 8
             assert max(len(batch.rows) for batch in engine.batches) == 8
             assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the prefix, once
+
+    in_loop(scenario)
+
+
+def test_spawned_search_forks_its_question_into_children(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "spawned_search")
+            assert outcome.result["num_found"] == 3
+            runs = await system.launcher.runs()
+            assert [(one.code, one.parent) for one in runs[1:]] == [("ok", runs[0].run)] * 3
+            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the question, once
 
     in_loop(scenario)
 

@@ -30,6 +30,7 @@ from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
+from loopwright.runtime.tracing import TraceSink
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
 
@@ -114,8 +115,8 @@ async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[Syste
 
 
 @asynccontextmanager
-async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]:
-    """All layers in this process."""
+async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None = None) -> AsyncIterator[System]:
+    """All layers in this process. `trace` is told of all that runs ask and get."""
     with one_error():
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
@@ -123,7 +124,7 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
             model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange)
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -174,7 +175,12 @@ async def close_sandboxes(sandboxes: dict[str, Sandbox]) -> None:
 
 
 def make_launcher(
-    control: Control, text: ModelText, sandboxes: dict[str, Sandbox], config: RuntimeConfig, exchange: Exchange
+    control: Control,
+    text: ModelText,
+    sandboxes: dict[str, Sandbox],
+    config: RuntimeConfig,
+    exchange: Exchange,
+    trace: TraceSink | None = None,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs."""
     return Launcher(
@@ -186,6 +192,8 @@ def make_launcher(
         caps=config.caps,
         max_live_runs=config.max_live_runs,
         allows_native=config.allows_native,
+        holds_deadline=config.holds_deadline,
+        trace=trace,
         exchange=exchange,
     )
 

@@ -376,6 +376,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
+    explain: bool = False  # a Progress also says how many tokens the grammar let through
     grammar: Grammar | None = None
     window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
     sampler: TracedSampler | None = None

@@ -3,7 +3,8 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor, tools
+from loopwright.sdk import children, errors, http, resources, tensor, tools
+from loopwright.sdk.children import Child, ChildFailed, parent_context, spawn
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
@@ -37,6 +38,8 @@ __all__ = [
     "BadRequest",
     "BoundaryHit",
     "Cause",
+    "Child",
+    "ChildFailed",
     "Chunk",
     "Context",
     "ContextTooLong",
@@ -63,6 +66,7 @@ __all__ = [
     "Watched",
     "WatchedToken",
     "broadcast",
+    "children",
     "choice",
     "detokenize",
     "draw",
@@ -76,6 +80,7 @@ __all__ = [
     "log",
     "model",
     "models",
+    "parent_context",
     "prompt_template",
     "pull",
     "push",
@@ -83,6 +88,7 @@ __all__ = [
     "regex",
     "resources",
     "run_facts",
+    "spawn",
     "subscribe",
     "tensor",
     "tokenize",

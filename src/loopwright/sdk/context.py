@@ -7,11 +7,12 @@ method costs.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
+from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
@@ -89,16 +90,17 @@ class Context:
 
     # What comes out
 
-    async def generate(self, *, emit: bool = False, **options: Any) -> Turn:  # noqa: ANN401 (options of stream)
+    async def generate(self, *, emit: bool = False, **given: Unpack[GenerateOptions]) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
+        options: dict[str, Any] = {**given}
         with self._turnstile:
             if await take_untraceable(options, self._run):
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
-    def stream(self, *, emit: bool = False, **options: Any) -> TokenStream:  # noqa: ANN401 (see below)
+    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
@@ -113,12 +115,12 @@ class Context:
         traced as Python, once a token."""
         return TokenStream(
             self._turnstile,
-            lambda: self._begin(emit=emit, stream=True, options=options),
+            lambda: self._begin(emit=emit, stream=True, options={**options}),
             self._end,
             lambda: self._queue.is_over,
         )
 
-    def watch(self, window: int = 8, **options: Any) -> Watched:  # noqa: ANN401 (options of stream)
+    def watch(self, window: int = 8, **options: Unpack[SegmentOptions]) -> Watched:
         """Lets the model continue while the program looks at every token, and can take it back:
 
             async with ctx.watch(temperature=0.8) as watched:
@@ -129,8 +131,8 @@ class Context:
 
         The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
         tokens that were looked at stay when the block is left early."""
-        options["watch"] = window
-        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=options), self._end)
+        given = {**options, "watch": window}
+        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=given), self._end)
 
     async def next_dist(
         self,
@@ -165,26 +167,29 @@ class Context:
                 scores += await self._score(ids[first : first + MAX_FORKS_SCORED])
             return scores
 
-    async def verify(self, drafts: Sequence[int], **sampling: Any) -> Verified:  # noqa: ANN401 (options of stream)
+    async def verify(
+        self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]
+    ) -> Verified:
         """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
 
         That is the drafts up to the first that differs from what was sampled in its place, and the token sampled there:
-        the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`."""
+        the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`. With `proposes`,
+        the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling(sampling, (await self._run.description())["seed"])
-            verified = Verified.from_payload(await self._kv.ask(list(drafts), sampling=options))
+            options = self._sampling({**sampling}, (await self._run.description())["seed"])
+            verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
                 self._log.transcript.write((await detokenize(verified.tokens))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
-    async def choose(self, options: Sequence[str], **sampling: Any) -> str:  # noqa: ANN401 (options of stream)
+    async def choose(self, options: Sequence[str], **sampling: Unpack[SamplingOptions]) -> str:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             ids = [tuple((await tokenize(option))["tokens"]) for option in options]
-            picked = await self._walk(ids, sampling)
+            picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
 
@@ -248,13 +253,15 @@ class Context:
         """A copy that goes its own way, with the same view. Full pages are shared, the last partial page is copied;
         nothing is recomputed.
 
-        Its draws differ from its parent's unless it is given the same seed in `generate`."""
-        with self._turnstile:
-            await self._prepare(opens_turn=False)
-            await self._kv.fill()
-            child = self._sibling()
-            await self._kv.share_with(child._kv)
-            return child
+        Its draws differ from its parent's unless it is given the same seed in `generate`. Several tasks may fork one
+        context: they take turns."""
+        async with self._turnstile.forks:
+            with self._turnstile:
+                await self._prepare(opens_turn=False)
+                await self._kv.fill()
+                child = self._sibling()
+                await self._kv.share_with(child._kv)
+                return child
 
     def close(self) -> None:
         """Frees the pages. Happens by itself when the context is dropped or the run ends."""
@@ -306,6 +313,7 @@ class Context:
             settle=lambda payload: self._settle(payload, grow_from, written, num_tokens),
             fail=self._drop_segment,
             free=lambda payload: pages.free_grown(payload, grow_from),
+            nothing=Turn.nothing(num_tokens),
         )
         return self._segment
 
@@ -327,7 +335,8 @@ class Context:
 
     def _drop_segment(self) -> None:
         self._segment = None
-        self._queue.post("clear_queue")
+        if not self._queue.is_over:
+            self._queue.post("clear_queue")
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:
         await self._prepare(opens_turn=True)

@@ -4,10 +4,11 @@ The host makes the request; anything not listed is PermissionDenied.
 """
 
 import json as json_module
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
 from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.options import RequestOptions
 from loopwright.sdk.port import current_port
 
 
@@ -61,19 +62,19 @@ async def request(
     return Response(await current_port().issue(op))
 
 
-async def get(url: str, **options: Any) -> Response:  # noqa: ANN401 (options of request)
+async def get(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("GET", url, **options)
 
 
-async def get_text(url: str, **options: Any) -> str:  # noqa: ANN401 (options of request)
+async def get_text(url: str, **options: Unpack[RequestOptions]) -> str:
     """The body of a successful GET; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().text
 
 
-async def get_json(url: str, **options: Any) -> Any:  # noqa: ANN401 (options of request, JSON)
+async def get_json(url: str, **options: Unpack[RequestOptions]) -> Any:  # noqa: ANN401 (JSON)
     """The body of a successful GET, decoded; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().json()
 
 
-async def post(url: str, **options: Any) -> Response:  # noqa: ANN401 (options of request)
+async def post(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("POST", url, **options)
