@@ -110,7 +110,7 @@ class Launcher:
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
         self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
         self._trace = trace  # takes the traces of all runs
-        self._services = Services(model, exchange)
+        self._services = Services(model, exchange, sandboxes.get("wasm"))
         self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}

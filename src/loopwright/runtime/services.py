@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from loopwright.core.call_base import HostCall
+from loopwright.core.code_calls import RunCode
 from loopwright.core.exchange import Exchange
 from loopwright.core.host_calls import (
     Adapters,
@@ -24,7 +25,9 @@ from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
+from loopwright.runtime.nested_code import NestedCode
 from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
 
@@ -38,10 +41,11 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText, exchange: Exchange) -> None:
+    def __init__(self, model: facts.ModelText, exchange: Exchange, code_sandbox: Sandbox | None) -> None:
         self._model = model
         self._text = TextCalls(model)
         self._egress = Egress()
+        self._code_sandbox = code_sandbox  # for code that a program was given by a model
         self.shared = SharedCalls(exchange)
 
     @asynccontextmanager
@@ -53,6 +57,7 @@ class Services:
         def fact(call: facts.FactCall) -> object:
             return facts.answer(call, run, self._model)
 
+        code = NestedCode(self._code_sandbox, limits)
         async with self.shared.open(run.run_id, permissions, limits, mailbox) as shared:
             yield {
                 **shared,
@@ -65,7 +70,9 @@ class Services:
                 Detokenize: self._text.detokenize,
                 RenderChat: self._text.render_chat,
                 HttpRequest: lambda call: self._egress.request(call, permissions),
+                RunCode: code.run,
             }
+        code.check_integrity()
 
     async def close(self) -> None:
         await self._egress.close()
