@@ -90,7 +90,7 @@ class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):
     """Makes a queue. Answered by control with Done."""
 
     queue: QueueName
-    model: str = ""  # "" is the server's default model
+    model: str = ""  # "" is the run's own
     priority: Priority = 0  # -1 low, 0 normal, 1 high
 
 
@@ -107,6 +107,7 @@ class DebugQuery(Call, frozen=True, kw_only=True, tag="debug_query"):
     and out of turn."""
 
     queue: QueueName | None = None
+    model: str = ""  # without a queue: whose queues; "" is the run's own
 
 
 class Synchronize(Call, frozen=True, kw_only=True, tag="synchronize"):
@@ -193,6 +194,7 @@ class ExportedPages(Call, frozen=True, kw_only=True, tag="exported_pages"):
     """The exports of this identity whose names begin with `prefix`, by name."""
 
     prefix: str = ""
+    model: str = ""  # "" is the run's own
 
 
 class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):
@@ -310,15 +312,16 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
 
 MAX_GRAMMAR_BYTES = 256 << 10
 
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a segment's text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
     what each kind takes.
 
-    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; or a JSON list of
-    strings, one of which the text will be."""
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
+    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice, parallel}:
+    docs/tools-while-generating.md."""
 
     kind: GrammarKind
     source: str = ""

@@ -12,6 +12,7 @@ from msgspec import Meta
 from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
 from loopwright.core.child_calls import ChildCall
+from loopwright.core.code_calls import RunCode
 from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
 from loopwright.core.store_calls import StoreCall
@@ -22,8 +23,8 @@ class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
     """The run and a model. What may be long comes only if it is listed in `include`: `parent` is the run that spawned
     this one, {run, context}, or null."""
 
-    model: str = ""  # "" is the server's default model
-    include: tuple[Literal["arguments", "prompt_template", "parent"], ...] = ()
+    model: str = ""  # "" is the run's own
+    include: tuple[Literal["arguments", "prompt_template", "parent", "tool_format"], ...] = ()
 
 
 class Models(HostCall, frozen=True, kw_only=True, tag="models"):
@@ -36,15 +37,20 @@ class Vocabulary(HostCall, frozen=True, kw_only=True, tag="vocabulary"):
     """What each token id adds to a text: `bytes` holds that of all ids in a row, `lengths` (little-endian uint16) how
     many bytes are each one's, 0 for control tokens. Both are base64."""
 
+    model: str = ""  # "" is the run's own
+
 
 class Adapters(HostCall, frozen=True, kw_only=True, tag="adapters"):
     """The names that forward_with_adapter takes."""
+
+    model: str = ""
 
 
 class EmbedsNeeded(HostCall, frozen=True, kw_only=True, tag="embeds_needed"):
     """How many embeds embed_image fills for an image."""
 
     image: bytes
+    model: str = ""
 
 
 class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
@@ -52,12 +58,14 @@ class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
 
     text: str
     starts_context: bool = False  # put the model's beginning-of-sequence token first, if it has one
+    model: str = ""
 
 
 class Detokenize(HostCall, frozen=True, kw_only=True, tag="detokenize"):
     """Token ids to text: {text}. Control tokens have no text."""
 
     tokens: tuple[TokenId, ...]
+    model: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,18 +73,30 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: str
     content: str
+    name: str | None = None  # of the tool whose result it is
+
+
+class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model is told of a tool. `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     """Messages to token ids by the model's chat template: {tokens}.
 
     `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
-    content is in the context and whose end is not. The ids are those that come after."""
+    content is in the context and whose end is not. The ids are those that come after. `tools` are told to the model by
+    its template, or in the first system message where the template takes none."""
 
     messages: tuple[Message, ...]
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
+    tools: tuple[ToolSpec, ...] = ()
+    model: str = ""
 
 
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):
@@ -114,7 +134,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall | RunCode
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

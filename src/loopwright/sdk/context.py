@@ -5,9 +5,10 @@ method costs.
 """
 
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
@@ -21,7 +22,10 @@ from loopwright.sdk.segment_options import segment_fields, take_untraceable
 from loopwright.sdk.spans import Span, Spans, minus, numbers, size_of, spans_of
 from loopwright.sdk.token_by_token import generate_token_by_token
 from loopwright.sdk.token_log import TokenLog
-from loopwright.sdk.turn import Score, Turn, Verified
+from loopwright.sdk.tool_calls import ToolUse, tool_use
+from loopwright.sdk.tool_stream import ToolStream
+from loopwright.sdk.tools import Tool
+from loopwright.sdk.turn import Score, ToolCall, Turn, Verified
 from loopwright.sdk.turnstile import Turnstile
 from loopwright.sdk.views import Provenance, Window
 from loopwright.sdk.watching import Watched
@@ -37,16 +41,17 @@ class Context:
     between calls. One operation at a time; contexts of one program run side by side in the same batches.
 
     `seed` keys all draws together with the token's position: the same seed and tokens give the same text. Without one,
-    each context has its own, derived from the run's."""
+    each context has its own, derived from the run's. `model` names another model of the
+    server than the run's own: docs/models.md."""
 
-    def __init__(self, *, seed: int | None = None, priority: int = 0) -> None:
+    def __init__(self, *, seed: int | None = None, priority: int = 0, model: str = "") -> None:
         self._turnstile = Turnstile()
         self._run = run_state()
-        self._queue = Queue.of_context(priority)
+        self._queue = Queue.of_context(priority, model)
         self._priority = priority
         self._seed = seed
         self._number = self._run.take_context_number()
-        self._log = TokenLog()
+        self._log = TokenLog(model)
         self._kv = ContextKv(self._run, self._queue, self._log)
         self._segment: Segment | None = None  # begun and not yet accounted for
 
@@ -74,6 +79,11 @@ class Context:
         """Adds a message of any role that the template knows."""
         self._log.append({"role": role, "content": content})
 
+    def tool_result(self, call: ToolCall, value: Any) -> None:  # noqa: ANN401 (JSON)
+        """Adds what a call came to, as a message of the role `tool`: a string as it is, anything else as JSON."""
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        self._log.append({"role": "tool", "content": content, "name": call.name})
+
     def accept(self, tokens: int | Sequence[int]) -> None:
         """Adds tokens that the program chose itself, say from `next_dist`."""
         self.append([tokens] if isinstance(tokens, int) else tokens)
@@ -90,17 +100,53 @@ class Context:
 
     # What comes out
 
-    async def generate(self, *, emit: bool = False, **given: Unpack[GenerateOptions]) -> Turn:
+    async def generate(
+        self,
+        *,
+        emit: bool = False,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **given: Unpack[GenerateOptions],
+    ) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
         options: dict[str, Any] = {**given}
+        use = tool_use(tools, tool_choice, parallel_calls, strict)
         with self._turnstile:
-            if await take_untraceable(options, self._run):
+            if use is not None:
+                return use.read(await self._end(await self._begin(emit=emit, stream=False, options=options, use=use)))
+            if await take_untraceable(options, self._run, self._queue.model):
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
-    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream:
+    @overload
+    def stream(
+        self,
+        *,
+        tools: Sequence[Tool],
+        emit: bool = False,
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **options: Unpack[SegmentOptions],
+    ) -> ToolStream: ...
+
+    @overload
+    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream: ...
+
+    def stream(
+        self,
+        *,
+        emit: bool = False,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **options: Unpack[SegmentOptions],
+    ) -> TokenStream | ToolStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
@@ -112,13 +158,20 @@ class Context:
 
         `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
         carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
-        traced as Python, once a token."""
-        return TokenStream(
+        traced as Python, once a token.
+
+        `tools` are what the model may call, with `tool_choice` ("auto", "none", "required" or a tool's name),
+        `parallel_calls` (false ends the segment with the first call) and `strict` (false lets go of the grammar that
+        holds calls to their schemas). The iterator then also gives each ToolCall, the moment it is complete:
+        docs/tools-while-generating.md."""
+        use = tool_use(tools, tool_choice, parallel_calls, strict)
+        chunks = TokenStream(
             self._turnstile,
-            lambda: self._begin(emit=emit, stream=True, options={**options}),
+            lambda: self._begin(emit=emit, stream=True, options={**options}, use=use),
             self._end,
             lambda: self._queue.is_over,
         )
+        return chunks if use is None else ToolStream(chunks, use)
 
     def watch(self, window: int = 8, **options: Unpack[SegmentOptions]) -> Watched:
         """Lets the model continue while the program looks at every token, and can take it back:
@@ -160,7 +213,10 @@ class Context:
         Each runs on a fork of its own, and they share batches."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            ids = [(await tokenize(one))["tokens"] if isinstance(one, str) else list(one) for one in candidates]
+            ids = [
+                (await tokenize(one, model=self._queue.model))["tokens"] if isinstance(one, str) else list(one)
+                for one in candidates
+            ]
             await self._kv.fill()
             scores: list[Score] = []
             for first in range(0, len(ids), MAX_FORKS_SCORED):
@@ -177,10 +233,10 @@ class Context:
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling({**sampling}, (await self._run.description())["seed"])
+            options = self._sampling({**sampling}, (await self._run.description(self._queue.model))["seed"])
             verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
-                self._log.transcript.write((await detokenize(verified.tokens))["text"])
+                self._log.transcript.write((await detokenize(verified.tokens, model=self._queue.model))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
@@ -188,7 +244,7 @@ class Context:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            ids = [tuple((await tokenize(option))["tokens"]) for option in options]
+            ids = [tuple(await self._tokenize(option)) for option in options]
             picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
@@ -286,10 +342,13 @@ class Context:
 
     # Between the two
 
-    async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any]) -> Segment:
+    async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any], use: ToolUse | None = None) -> Segment:
         """Starts a segment; the caller must finish it."""
+        description = await self._run.description(self._queue.model)
+        if use is not None:
+            options = use.options(options, description["tool_format"])
+            self._log.transcript.announce(use.specs())
         await self._prepare(opens_turn=True)
-        description = await self._run.description()
         fields, sampling = segment_fields(options, description["model"])
         fields["sampling"] = self._sampling(sampling, description["seed"])
         run = await self._kv.run_masked()
@@ -340,7 +399,7 @@ class Context:
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:
         await self._prepare(opens_turn=True)
-        description = await self._run.description()
+        description = await self._run.description(self._queue.model)
         seed = self._sampling({}, description["seed"])["seed"]
         turn = await generate_token_by_token(self._log, self._kv, description["model"], {"seed": seed, **options})
         await self._kv.slide()
@@ -358,6 +417,10 @@ class Context:
         await self._kv.pages.settled()
         await self._log.write_out(opens_turn=opens_turn)
 
+    async def _tokenize(self, text: str) -> list[int]:
+        ids: list[int] = (await tokenize(text, model=self._queue.model))["tokens"]
+        return ids
+
     def _checked(self, spans: Iterable[Span | range]) -> Spans:
         pairs = [(one.start, one.stop) if isinstance(one, range) else one for one in spans]
         for start, end in pairs:
@@ -369,7 +432,7 @@ class Context:
 
     def _sibling(self) -> "Context":
         """With the same tokens, and no KV yet."""
-        sibling = Context(priority=self._priority)
+        sibling = Context(priority=self._priority, model=self._queue.model)
         sibling._log = self._log.copy()
         sibling._kv = ContextKv(self._run, sibling._queue, sibling._log)
         return sibling
@@ -399,7 +462,7 @@ class Context:
 
     async def _walk(self, ids: list[tuple[int, ...]], options: dict[str, Any]) -> tuple[int, ...]:
         """One of `ids`, chosen token by token where they part; the tokens are added on the way."""
-        run_seed = (await self._run.description())["seed"]
+        run_seed = (await self._run.description(self._queue.model))["seed"]
         picked: tuple[int, ...] = ()
         while len(alive := {one for one in ids if one[: len(picked)] == picked}) > 1:
             if picked in alive:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from loopwright.sdk.errors import BadRequest, error_from_data
+from loopwright.sdk.errors import BadRequest, InternalError, error_from_data
 
 Operation = dict[str, Any]
 
@@ -52,8 +52,9 @@ class Port:
         return stream
 
     def deliver(self, events: str) -> None:
-        """Takes what the host sent: a JSON list of [handle, kind, payload]. Unknown handles are ignored."""
-        for handle, kind, payload in _decode(events)[0] if events else ():
+        """Takes what the host sent: a JSON list of [handle, kind, payload]. Unknown handles are ignored. Raises
+        InternalError for what is no such list, and takes none of it."""
+        for handle, kind, payload in _decoded(events) if events else ():
             if (future := self._futures.pop(handle, None)) is not None:
                 if kind == "ok":
                     future.set_result(payload)
@@ -185,6 +186,17 @@ def current_port() -> Port:
 def set_current_port(port: Port) -> None:
     """Called by the sandbox before the program starts."""
     _port.set(port)
+
+
+def _decoded(events: str) -> list[tuple[int, str, Any]]:
+    try:
+        decoded = _decode(events)[0]
+        for handle, kind, _ in decoded:
+            if not isinstance(handle, int) or kind not in ("ok", "error", "part"):
+                raise ValueError(f"{handle!r}, {kind!r}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InternalError(f"the host sent events that cannot be read: {error}") from None
+    return decoded  # type: ignore[no-any-return]
 
 
 def _encoded(op: Operation) -> str:

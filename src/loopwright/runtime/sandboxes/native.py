@@ -14,7 +14,7 @@ from typing import Any
 from loopwright.core.errors import Cancelled
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
-from loopwright.runtime.sandboxes.outcome import error_from_guest
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.sdk.port import Port, set_current_port
 from loopwright.sdk.program import call_main, describe_error, load_main
 
@@ -61,7 +61,7 @@ class NativeSandbox:
         # A task of its own: the program's context variables are not the caller's.
         program = asyncio.create_task(_program(port, load, filename, arguments, limits))
         try:
-            return await program
+            return checked_result(await program, limits)
         finally:
             guest.set_waker(None)
             port.close()

@@ -284,10 +284,12 @@ async def main():
 """
 
 
-def addresses_of_everything() -> array.array[int]:
-    """Where each object lies that a program will find, as `immortal` on the host's side expects it."""
+def addresses_of(objects: list[object]) -> array.array[int]:
+    """Where each object lies that a program will find, as `immortal` on the host's side expects it.
+
+    The objects must live as long as the snapshot: what lay where one was freed would be written over."""
     addresses = array.array("I", [0x4C6F6F70, 0x77726967, 0x68743A29, 0, 0, id(array.array), 0])
-    addresses.extend(id(one) for one in everything() if sys.getrefcount(one) < 1 << 20)
+    addresses.extend(id(one) for one in objects if sys.getrefcount(one) < 1 << 20)
     addresses[3], addresses[6] = addresses.buffer_info()
     addresses[4] = id(addresses)
     return addresses
@@ -339,8 +341,10 @@ def fill_holes() -> list[bytes]:
 with warnings.catch_warnings(action="ignore"):
     import_standard_library()
 importlib.import_module("loopwright")
+importlib.import_module("loopwright.sdk.snippet")  # for instances that run code of a program's, and no program
 warm_up()
-ADDRESSES = addresses_of_everything()
 gc.collect()
+EVERYTHING = everything()
+ADDRESSES = addresses_of(EVERYTHING)
 FILLING = fill_holes()
 gc.freeze()  # what every instance shares is never looked at by its collector, so its pages stay shared
