@@ -37,6 +37,8 @@ from loopwright.engine.oracle import Oracle
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
+from loopwright.runtime.tool_config import ToolsConfig
+from loopwright.runtime.toolbox import open_toolbox
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.store import ModelFiles, no_progress
@@ -166,6 +168,7 @@ async def system_over(
     *,
     runtime: RuntimeConfig | None = None,
     control: ControlConfig | None = None,
+    tools: ToolsConfig | None = None,
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
     runtime = runtime or RuntimeConfig(allows_native=True)
@@ -180,7 +183,8 @@ async def system_over(
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         serving = tasks.create_task(controller.serve())
         stack.callback(serving.cancel)
-        async with make_launcher(controller, text, sandboxes, runtime) as launcher:
+        toolbox = await stack.enter_async_context(open_toolbox(tools or ToolsConfig()))
+        async with make_launcher(controller, text, sandboxes, runtime, toolbox) as launcher:
             yield System(launcher, controller, text, executor)
         await everything_came_back(controller)
         for sandbox in sandboxes.values():

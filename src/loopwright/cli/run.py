@@ -13,7 +13,7 @@ from loopwright.cli.progress import progress_bars
 from loopwright.compose.config import Config, RuntimeConfig
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.events import Emit, Finished, Log, Started, Text, Tokens
+from loopwright.core.events import Emit, Finished, Log, Started, Text, Tokens, ToolCall
 from loopwright.core.runs import Runs, RunSpec
 from loopwright.runtime.program import Program, read_program
 
@@ -105,6 +105,8 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
                 sys.stderr.write(f"[{event.stream}] {event.line}\n")
             case Emit():
                 sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
+            case ToolCall():
+                sys.stderr.write(f"[tool] {event.name}({event.arguments}): {event.outcome}, {event.duration_s:.2f} s\n")
             case Finished():
                 return _print_end(event, text_end)
             case Started() | Tokens():

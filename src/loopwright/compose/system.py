@@ -28,6 +28,7 @@ from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, open_toolbox
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
 
@@ -120,7 +121,8 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
             stack.push_async_callback(close_sandboxes, sandboxes)
             model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
             control = await stack.enter_async_context(open_control(model, config.control))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime)
+            tools = await stack.enter_async_context(open_toolbox(config.tools))
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, tools)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -170,7 +172,13 @@ async def close_sandboxes(sandboxes: dict[str, Sandbox]) -> None:
         await sandbox.close()
 
 
-def make_launcher(control: Control, text: ModelText, sandboxes: dict[str, Sandbox], config: RuntimeConfig) -> Launcher:
+def make_launcher(
+    control: Control,
+    text: ModelText,
+    sandboxes: dict[str, Sandbox],
+    config: RuntimeConfig,
+    tools: Toolbox = NO_TOOLS,
+) -> Launcher:
     """The runtime over a control layer, wherever that runs."""
     return Launcher(
         control=control,
@@ -181,6 +189,7 @@ def make_launcher(control: Control, text: ModelText, sandboxes: dict[str, Sandbo
         caps=config.caps,
         max_live_runs=config.max_live_runs,
         allows_native=config.allows_native,
+        tools=tools,
     )
 
 

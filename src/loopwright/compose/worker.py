@@ -18,6 +18,7 @@ from loopwright.compose.model_parts import load_tokenizer, model_text, open_mode
 from loopwright.compose.one_error import one_error
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
+from loopwright.runtime.toolbox import open_toolbox
 from loopwright.transport.addresses import socket_address
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
@@ -75,7 +76,8 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     control = await ControlClient.connect(socket_address(folder, "model"), name=name, timeout_s=LOAD_S)
     stack.callback(control.close)
     text = model_text(control.models()[0], tokenizer)
-    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime))
+    tools = await stack.enter_async_context(open_toolbox(config.tools))
+    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime, tools))
     return RunsServer(launcher, socket_address(folder, name))
 
 

@@ -55,6 +55,15 @@ class Emit(EventBase, frozen=True, kw_only=True, tag="emit"):
     value: Any
 
 
+class ToolCall(EventBase, frozen=True, kw_only=True, tag="tool"):
+    """A tool of the server was called: `arguments` as JSON, cut to 200 characters; `outcome` is ok or an error's code."""
+
+    name: str
+    arguments: str
+    duration_s: float
+    outcome: Code
+
+
 class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     """The one final event."""
 
@@ -63,4 +72,4 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     error: ErrorInfo | None = None
 
 
-Event: TypeAlias = Started | Text | Tokens | Log | Emit | Finished
+Event: TypeAlias = Started | Text | Tokens | Log | Emit | ToolCall | Finished

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
-from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
+from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, ToolCall
 from loopwright.core.ids import RunId
 
 MIN_EVENT_BYTES = 16  # what an event counts for at the least: an empty line takes memory too
@@ -42,6 +42,11 @@ class EventLog:
     def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
         self._count(num_bytes)
         self._add(Emit(**self._stamp(), value=value))
+
+    def tool(self, name: str, arguments: str, duration_s: float, outcome: Code) -> None:
+        self._count(_num_bytes(name) + _num_bytes(arguments))
+        stamp = self._stamp()
+        self._add(ToolCall(**stamp, name=name, arguments=arguments, duration_s=duration_s, outcome=outcome))
 
     def check_result(self, num_bytes: int) -> None:
         """Raises LimitExceeded when a result of that size would pass the limit."""

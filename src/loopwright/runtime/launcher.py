@@ -39,6 +39,7 @@ from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.services import Services
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -82,6 +83,7 @@ class Launcher:
         caps: Limits,
         max_live_runs: int,
         allows_native: bool = False,
+        tools: Toolbox = NO_TOOLS,
     ) -> None:
         self._control = control
         self._model = model
@@ -91,7 +93,7 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._services = Services(model)
+        self._services = Services(model, tools)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -215,7 +217,7 @@ class Launcher:
         session = self._control.open(run.run_id, limits)
         try:
             async with (
-                self._services.open(facts, run.program.metadata.permissions) as answers,
+                self._services.open(facts, run.program.metadata.permissions, run.events) as answers,
                 Host(
                     session=session,
                     model=self._model,

@@ -18,11 +18,13 @@ from loopwright.core.host_calls import (
     Tokenize,
     Vocabulary,
 )
-from loopwright.core.outside_calls import HttpRequest
+from loopwright.core.outside_calls import CallTool, HttpClose, HttpOpen, HttpRead, HttpRequest, ListTools
 from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
+from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.text_calls import TextCalls
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, ToolUse
 
 Answer: TypeAlias = Callable[[Any], object]
 """Takes a call and returns its payload; or a coroutine, which is awaited for it; or an async generator, whose values
@@ -34,29 +36,39 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText) -> None:
+    def __init__(self, model: facts.ModelText, tools: Toolbox = NO_TOOLS) -> None:
         self._model = model
         self._text = TextCalls(model)
         self._egress = Egress()
+        self._tools = tools
 
     @asynccontextmanager
-    async def open(self, run: facts.RunFacts, permissions: Permissions) -> AsyncIterator[Answers]:
+    async def open(self, run: facts.RunFacts, permissions: Permissions, events: EventLog) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
         def fact(call: facts.FactCall) -> object:
             return facts.answer(call, run, self._model)
 
-        yield {
-            Describe: fact,
-            Models: fact,
-            Adapters: fact,
-            EmbedsNeeded: fact,
-            Vocabulary: self._text.vocabulary,
-            Tokenize: self._text.tokenize,
-            Detokenize: self._text.detokenize,
-            RenderChat: self._text.render_chat,
-            HttpRequest: lambda call: self._egress.request(call, permissions),
-        }
+        def tell(use: ToolUse) -> None:
+            events.tool(use.name, use.arguments, use.duration_s, use.outcome)
+
+        async with self._egress.open(permissions) as way_out:
+            yield {
+                Describe: fact,
+                Models: fact,
+                Adapters: fact,
+                EmbedsNeeded: fact,
+                Vocabulary: self._text.vocabulary,
+                Tokenize: self._text.tokenize,
+                Detokenize: self._text.detokenize,
+                RenderChat: self._text.render_chat,
+                HttpRequest: way_out.request,
+                HttpOpen: way_out.open,
+                HttpRead: way_out.read,
+                HttpClose: way_out.close_stream,
+                ListTools: lambda _: self._tools.list(permissions),
+                CallTool: lambda call: self._tools.call(call, permissions, tell),
+            }
 
     async def close(self) -> None:
         await self._egress.close()

@@ -17,6 +17,7 @@ from loopwright.sdk.errors import (
     NotFound,
     OutOfPages,
     PermissionDenied,
+    ToolFailed,
     Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
@@ -52,6 +53,7 @@ __all__ = [
     "RunFacts",
     "Score",
     "Tool",
+    "ToolFailed",
     "Turn",
     "Untraceable",
     "Verified",
