@@ -10,7 +10,8 @@ from typing import Any
 
 from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
-from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.compose.config import Config
+from loopwright.compose.config_file import read_config, with_given
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Emit, Finished, Log, Started, Text, Tokens, ToolCall
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", help=FILE_HELP)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and, after FILE.py, the program's flags")
     parser.add_argument("--native", action="store_true", help="without the sandbox, to debug it: breakpoints work")
-    parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
+    parser.add_argument("--config", metavar="FILE.toml", help="a configuration, for instance with tools")
+    parser.add_argument("--model", help="a model's name, GGUF file, folder or Hub id")
     parser.add_argument("--seed", type=_seed, help="makes the run's randomness repeat")
 
 
@@ -38,13 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
         sandbox="native" if arguments.native else "wasm",
         seed=arguments.seed,
     )
-    config, prepared = prepare_here(arguments.model, is_native=arguments.native)
+    config, prepared = prepare_here(arguments.model, is_native=arguments.native, config_file=arguments.config)
     return run_here(spec, config, prepared)
 
 
-def prepare_here(model: str, *, is_native: bool = False) -> tuple[Config, Prepared]:
+def prepare_here(
+    model: str | None, *, is_native: bool = False, config_file: str | None = None
+) -> tuple[Config, Prepared]:
     """Begins what a system of one's own needs: before the caller starts threads, so that `prepare` may fork."""
-    config = Config(model=model, runtime=RuntimeConfig(allows_native=is_native, needs_wasm=not is_native))
+    file = read_config(config_file)
+    runtime = with_given(file.runtime, allows_native=is_native, needs_wasm=not is_native)
+    config = with_given(file, model=model, runtime=runtime, num_runtime_workers=0)
     with progress_bars() as report:
         return config, prepare(config, report)
 

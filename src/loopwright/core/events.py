@@ -56,7 +56,8 @@ class Emit(EventBase, frozen=True, kw_only=True, tag="emit"):
 
 
 class ToolCall(EventBase, frozen=True, kw_only=True, tag="tool"):
-    """A tool of the server was called: `arguments` as JSON, cut to 200 characters; `outcome` is ok or an error's code."""
+    """A tool of the server was called: `arguments` as JSON, cut to 200 characters; `outcome` is ok or the code of
+    its error."""
 
     name: str
     arguments: str

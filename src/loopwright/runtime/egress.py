@@ -6,7 +6,6 @@ tenth of a second, which no start should wait for and no neighbour.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +14,8 @@ from loopwright.core.outside_calls import HttpClose, HttpOpen, HttpRead, HttpReq
 from loopwright.core.results import Done
 
 if TYPE_CHECKING:
+    import ssl
+
     from loopwright.runtime.dialing import Resolve, Resolver
     from loopwright.runtime.http_client import Gate, HttpClient
 

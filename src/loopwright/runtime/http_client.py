@@ -93,7 +93,7 @@ class HttpClient:
         if stream.is_being_read:
             raise BadRequest(f"the HTTP stream {call.stream} is being read", field="stream", hint="one read at a time")
         if stream.next_piece is None:
-            stream.next_piece = asyncio.create_task(anext(stream.pieces, None))  # type: ignore[arg-type]
+            stream.next_piece = asyncio.create_task(anext(stream.pieces, None))
         stream.is_being_read = True
         try:
             async with _typed_errors("read", stream.url, stream.timeout_s):

@@ -1,4 +1,7 @@
-"""Tools of the server that are one HTTP exchange each. Never reached by a program directly: the toolbox checks first."""
+"""Tools of the server that are one HTTP exchange each. Never reached by a program directly.
+
+Made and called by the toolbox, which has checked permissions and arguments.
+"""
 
 import re
 from typing import Any
@@ -90,7 +93,7 @@ class HttpTool:
 def _check_schema(config: HttpToolConfig, place: str, in_url: list[str]) -> None:
     if not _ORIGIN.match(config.url) or "{" in _PLACE.sub("", config.url):
         raise BadRequest(
-            f"{place}.url is {config.url!r}; wanted: http or https, a host without placeholders, and a path with {{name}}",
+            f"{place}.url is {config.url!r}; wanted: http or https, a host without placeholders, a path with {{name}}",
             field=f"{place}.url",
         )
     if config.parameters.get("type") != "object":

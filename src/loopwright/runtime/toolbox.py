@@ -59,9 +59,7 @@ class Toolbox:
         names = sorted(name for name in self._all() if permissions.may_use_tool(name))
         found = [self._all()[name] for name in names]
         return {
-            "tools": [
-                {"name": one.name, "description": one.description, "parameters": one.parameters} for one in found
-            ]
+            "tools": [{"name": one.name, "description": one.description, "parameters": one.parameters} for one in found]
         }
 
     async def call(self, call: CallTool, permissions: Permissions, tell: Callable[[ToolUse], None]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ async def stream(
 
 def backoff_s(num_tried: int) -> float:
     """Half a second, doubled with each try up to 8 s, of which a random half is waited."""
-    return min(0.5 * 2**num_tried, 8.0) * (0.5 + random.random() / 2)
+    return min(0.5 * float(1 << num_tried), 8.0) * (0.5 + random.random() / 2)
 
 
 def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
