@@ -131,7 +131,16 @@ def serving(folder: Path, *flags: str | Path, env: Mapping[str, str] | None = No
     """A server on a free port; `folder` holds its programs and its stderr. Asked to end after the block."""
     programs = folder / "programs"
     with running(
-        "serve", "--port", "0", "--programs-dir", programs, *flags, err=folder / "err.txt", env=env
+        "serve",
+        "--port",
+        "0",
+        "--programs-dir",
+        programs,
+        "--state-dir",
+        folder / "state",
+        *flags,
+        err=folder / "err.txt",
+        env=env,
     ) as process:
         process.until(lambda: "http://" in process.err)
         (url,) = re.findall(r"(http://\S+)/v1 ", process.err)

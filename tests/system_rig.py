@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from loopwright.compose.config import RuntimeConfig
+from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import load_tokenizer, model_text
 from loopwright.compose.system import close_sandboxes, make_launcher, open_sandboxes
 from loopwright.control.controller import Controller
@@ -183,9 +184,13 @@ async def system_over(
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         serving = tasks.create_task(controller.serve())
         stack.callback(serving.cancel)
+        exchange = stack.enter_context(closing(make_exchange(runtime)))
         toolbox = await stack.enter_async_context(open_toolbox(tools or ToolsConfig()))
-        async with make_launcher(controller, text, sandboxes, runtime, toolbox) as launcher:
+        async with make_launcher(controller, text, sandboxes, runtime, exchange, toolbox) as launcher:
             yield System(launcher, controller, text, executor)
+            launcher.check_integrity()
+            exchange.check_integrity()
+        assert exchange.num_members == 0
         await everything_came_back(controller)
         for sandbox in sandboxes.values():
             sandbox.check_integrity()  # type: ignore[attr-defined]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from loopwright.cli.demo_search import search_tool
-from loopwright.core.events import Emit, Event, Text
-from loopwright.core.runs import RunSpec
+from loopwright.core.events import Emit, Event, Receive, Text
+from loopwright.core.runs import ClientInput, RunSpec
 from system_rig import (
     PROGRAMS,
     Outcome,
@@ -34,11 +34,15 @@ pytestmark = [pytest.mark.wasm, pytest.mark.model]
 EXPECTED = Path(__file__).parent / "expected"
 
 
-def test_every_program_has_a_test_and_expected_events() -> None:
+def test_every_program_has_a_test() -> None:
+    """Expected events beside the real model here, or a definition in another file, which names it."""
     names = {path.stem for path in PROGRAMS.glob("*.py")}
-    assert {path.stem for path in EXPECTED.glob("*.json")} == names
+    expected = {path.stem for path in EXPECTED.glob("*.json")}
     tests = [name for name in globals() if name.startswith("test_")]
-    assert [name for name in sorted(names) if not any(test.startswith(f"test_{name}_") for test in tests)] == []
+    assert [name for name in sorted(expected) if not any(test.startswith(f"test_{name}_") for test in tests)] == []
+    elsewhere = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
+    assert [name for name in sorted(names - expected) if f'"{name}"' not in elsewhere] == []
+    assert expected <= names
 
 
 def test_hello_greets(smollm2: SmolLM2) -> None:
@@ -166,6 +170,25 @@ def test_tool_agent_calls_the_tool_that_the_question_is_about(smollm2: SmolLM2) 
     in_loop(scenario)
 
 
+def test_chat_room_carries_what_one_client_says_to_the_other(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            ann, bob = [await start(system, "chat_room", {"name": name}) for name in ("Ann", "Bob")]
+            await seen(system, ann, Receive)
+            await seen(system, bob, Receive)  # both are in the room
+            await system.launcher.send(bob.run_id, ClientInput(("hello",)))
+            await seen(system, ann, Text)
+            await system.launcher.send(ann.run_id, ClientInput(("hi Bob",)))
+            await seen(system, bob, Text)
+            for run in (ann, bob):
+                await system.launcher.send(run.run_id, ClientInput(is_end=True))
+            assert (await bob.outcome()).text == "Ann: hi Bob\n"
+            check_expected("chat_room", await ann.outcome())
+            assert engine.batches == []  # nobody asked the model
+
+    in_loop(scenario)
+
+
 @asynccontextmanager
 async def watched_system(smollm2: SmolLM2) -> AsyncIterator[tuple[System, WatchedExecutor]]:
     engine = WatchedExecutor(smollm2.executor)
@@ -175,17 +198,34 @@ async def watched_system(smollm2: SmolLM2) -> AsyncIterator[tuple[System, Watche
 
 async def run_as_expected(system: System, name: str, **more_arguments: Any) -> Outcome:
     """Runs a program with the arguments that its file in expected/ names, and compares its events."""
+    expected = json.loads((EXPECTED / f"{name}.json").read_text())
+    outcome = await (await start(system, name, {**expected["arguments"], **more_arguments})).outcome()
+    check_expected(name, outcome)
+    return outcome
+
+
+async def start(system: System, name: str, arguments: dict[str, Any]) -> RunningRun:
+    spec = RunSpec(source=program_source(name), filename=f"{name}.py", arguments=arguments, seed=0)
+    return RunningRun(system.launcher, await system.launcher.start(spec))
+
+
+async def seen(system: System, run: RunningRun, kind: type[Event]) -> None:
+    """Waits for an event of that kind."""
+    async for event in system.launcher.events(run.run_id):
+        if isinstance(event, kind):
+            return
+    raise AssertionError(f"the run ended without {kind.__name__}")
+
+
+def check_expected(name: str, outcome: Outcome) -> None:
+    """Compares a run's events with those of its file in expected/."""
     path = EXPECTED / f"{name}.json"
     expected = json.loads(path.read_text())
-    arguments = {**expected["arguments"], **more_arguments}
-    spec = RunSpec(source=program_source(name), filename=f"{name}.py", arguments=arguments, seed=0)
-    outcome = await RunningRun(system.launcher, await system.launcher.start(spec)).outcome()
     events = with_joined_texts(outcome.events)
     if os.environ.get("LOOPWRIGHT_WRITE_EXPECTED"):
         expected["events"] = events
         path.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
     assert events == expected["events"]
-    return outcome
 
 
 def with_joined_texts(events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which hosts a program may reach."""
+"""Which hosts, channels and stores a program may reach."""
 
 from ipaddress import ip_address
 
@@ -153,3 +153,35 @@ def test_what_names_no_tool_is_refused_when_the_program_is_read(name: str) -> No
     with pytest.raises(ProgramRejected) as caught:
         Permissions(tools=(name,))
     assert caught.value.field == "permissions.tools"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_permitted"),
+    [
+        ("jobs", "jobs", True),
+        ("jobs", "jobs2", False),
+        ("jobs", "Jobs", False),
+        ("room/*", "room/1", True),
+        ("room/*", "room/", True),
+        ("room/*", "room", False),
+        ("*", "anything", True),
+        ("a.c", "abc", False),
+    ],
+)
+def test_a_name_is_whole_or_begins_as_the_pattern_does(pattern: str, name: str, is_permitted: bool) -> None:
+    for check in (Permissions(channels=(pattern,)).check_channel, Permissions(state=(pattern,)).check_store):
+        if is_permitted:
+            check(name)
+        else:
+            with pytest.raises(PermissionDenied, match="permitted: "):
+                check(name)
+    for check in (Permissions(state=(pattern,)).check_channel, Permissions(channels=(pattern,)).check_store):
+        with pytest.raises(PermissionDenied, match="permitted: nothing"):
+            check(name)
+
+
+@pytest.mark.parametrize("pattern", ["", "**", "a*b", "*a"])
+def test_what_is_no_name_is_refused_with_the_program(pattern: str) -> None:
+    for permission in ("channels", "state"):
+        with pytest.raises(ProgramRejected, match=f"permissions.{permission}"):
+            Permissions(**{permission: (pattern,)})

@@ -256,7 +256,8 @@ async def test_a_program_gets_the_conversation_in_the_form_it_takes(
                 await live.openai.chat.completions.create(model="program:agent", messages=messages)
             return
         await live.openai.chat.completions.create(model="program:agent", messages=messages, **options)
-    assert fake.started[0].spec == RunSpec(program="agent", arguments=arguments, seed=options.get("seed"))
+    expected = RunSpec(program="agent", arguments=arguments, seed=options.get("seed"), has_input=False)
+    assert fake.started[0].spec == expected
 
 
 async def test_a_program_that_takes_messages_gets_them_all() -> None:

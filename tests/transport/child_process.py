@@ -11,7 +11,8 @@ from pathlib import Path
 @contextmanager
 def python_process(source: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs the source; killed at the latest when the block ends."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     process = subprocess.Popen([sys.executable, "-c", source, *arguments], env=environment)
     try:
         yield process

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from loopwright.core.control import ControlStats
-from loopwright.core.errors import Cancelled, LoopwrightError, NotFound
+from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import Parameter, ProgramInfo, RunInfo, RunSpec
+from loopwright.core.runs import ClientInput, Parameter, ProgramInfo, RunInfo, RunSpec
 
 MODEL = ModelInfo(
     name="tiny",
@@ -71,6 +71,7 @@ class FakeRuns:
         self.on_start = on_start
         self.by_id: dict[RunId, FakeRun] = {}
         self.cancelled: list[RunId] = []
+        self.sent: list[tuple[RunId, ClientInput]] = []
         self.deployed: dict[str, ProgramInfo] = {}
         self.refuse_start: LoopwrightError | None = None
         self.hold_start: asyncio.Event | None = None  # while set to an unset event, admission waits
@@ -137,6 +138,11 @@ class FakeRuns:
         self.cancelled.append(run_id)
         if not run.is_done:
             run.fail(Cancelled("cancelled by a client"))
+
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        if self._find(run_id).is_done:
+            raise BadRequest(f"the run {run_id} is over", field="run")
+        self.sent.append((run_id, sent))
 
     async def runs(self) -> tuple[RunInfo, ...]:
         return tuple(

@@ -1,16 +1,18 @@
 """What control costs the host: a step around an engine that answers at once, and a call that needs no engine.
 
-Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row); `added=KIND`, what each further row
-of a step costs if it is of that kind; `live=896`, a call that control answers while so many programs wait (aim: 40 µs).
+Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row), by how much longer it takes to make
+more tokens; `run=segment`, what a run of one segment takes beside its steps; `added=KIND`, what each further row of a
+step costs if it is of that kind; `live=896`, a call that control answers while so many programs wait (aim: 40 µs).
 """
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Row, case_name, measured
+from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Metric, Row, case_name, measured
 from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_token
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.together import all_of
@@ -25,11 +27,21 @@ from loopwright.core.step_costs import StepCosts
 Program: TypeAlias = Callable[[Caller, int], Awaitable[None]]
 """Generates so many tokens in steps of one token, as the only thing it does."""
 
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Host time: of a step, and of a run beside its steps, which is its opening, its call, and its end."""
+
+    step_s: float
+    run_s: float
+
+
 KINDS: dict[str, Program] = {"segment": by_segment, "program": by_token}
 """Ways to generate, by the name of their case."""
 
 NUM_ROWS = (1, 64, 256, 1024)
-NUM_STEPS = 128  # tokens of each segment
+NUM_STEPS = 128  # by so many tokens the longer segment exceeds the shorter one, of NUM_FEW
+NUM_FEW = 2
 NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
 NUM_LIVE = 896
 NUM_CALLS = 2000
@@ -49,40 +61,49 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
     """Rows of all cases; each value is the median over the rounds."""
     async with open_simulation(StepCosts(((1, 0.0),)), clock, _CONFIG) as simulation:
         control = simulation.control
-        steps_s: dict[tuple[str, int], list[float]] = {("segment", num): [] for num in NUM_ROWS}
-        steps_s |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
+        costs: dict[tuple[str, int], list[Cost]] = {("segment", num): [] for num in NUM_ROWS}
+        costs |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
         calls_s: list[float] = []
         for _ in range(num_rounds):
-            for (kind, num_rows), values in steps_s.items():
+            for (kind, num_rows), values in costs.items():
                 values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
             calls_s.append(await call_s(control, clock, NUM_LIVE))
-    rows = [
-        measured(_SUITE, case_name(rows=num), STEP_US, [1e6 * one_s for one_s in steps_s["segment", num]])
-        for num in NUM_ROWS
-    ]
+    rows = [_row(STEP_US, [one.step_s for one in costs["segment", num]], rows=num) for num in NUM_ROWS]
     for kind in KINDS:
-        added_s = [
-            (many_s - one_s) / (NUM_ROWS_ADDED - 1)
-            for one_s, many_s in zip(steps_s[kind, 1], steps_s[kind, NUM_ROWS_ADDED], strict=True)
-        ]
-        rows.append(measured(_SUITE, case_name(added=kind), ROW_US, [1e6 * one_s for one_s in added_s]))
-    rows.append(measured(_SUITE, case_name(live=NUM_LIVE), CALL_US, [1e6 * one_s for one_s in calls_s]))
-    return rows
+        pairs = zip(costs[kind, 1], costs[kind, NUM_ROWS_ADDED], strict=True)
+        added_s = [(many.step_s - one.step_s) / (NUM_ROWS_ADDED - 1) for one, many in pairs]
+        rows.append(_row(ROW_US, added_s, added=kind))
+    rows.append(_row(CALL_US, [one.run_s for one in costs["segment", NUM_ROWS_ADDED]], run="segment"))
+    return [*rows, _row(CALL_US, calls_s, live=NUM_LIVE)]
 
 
-async def step_s(control: Control, clock: Clock, program: Program, num_rows: int, num_steps: int) -> float:
-    """Seconds of one of `num_steps` steps of so many rows. Issuing and ending the calls are in it."""
+def _row(metric: Metric, values_s: Sequence[float], **case: str | int) -> Row:
+    return measured(_SUITE, case_name(**case), metric, [1e6 * one_s for one_s in values_s])
+
+
+async def step_s(control: Control, clock: Clock, program: Program, num_rows: int, num_steps: int) -> Cost:
+    """What each of `num_steps` more steps of so many rows takes, and what else a row's run takes."""
+    few_s, num_few = await _elapsed_s(control, clock, program, num_rows, NUM_FEW)
+    many_s, num_many = await _elapsed_s(control, clock, program, num_rows, NUM_FEW + num_steps)
+    step_s = (many_s - few_s) / (num_many - num_few)
+    return Cost(step_s, (few_s - num_few * step_s) / num_rows)
+
+
+async def _elapsed_s(
+    control: Control, clock: Clock, program: Program, num_rows: int, num_tokens: int
+) -> tuple[float, int]:
+    """Seconds from the first run's start to the last one's end, and how many steps they took."""
 
     async def run(index: int) -> None:
         with Caller(control, f"overhead-{index}") as caller:
-            await program(caller, num_steps)
+            await program(caller, num_tokens)
 
     gc.collect()  # garbage of the measurement before this one
     before = await control.stats()
     started_s = clock.now_s()
     await all_of(run(index) for index in range(num_rows))
     elapsed_s = clock.now_s() - started_s
-    return elapsed_s / ((await control.stats()).num_steps - before.num_steps)
+    return elapsed_s, (await control.stats()).num_steps - before.num_steps
 
 
 async def call_s(control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS) -> float:

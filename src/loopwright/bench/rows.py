@@ -36,6 +36,7 @@ REQUESTS_PER_S = Metric("requests_per_s", "requests/s", lower_is_better=False)
 STEP_US = Metric("step_us", "µs", lower_is_better=True)
 ROW_US = Metric("row_us", "µs", lower_is_better=True)
 CALL_US = Metric("call_us", "µs", lower_is_better=True)
+RATIO = Metric("ratio", "×", lower_is_better=False)
 LINES = Metric("lines", "lines", lower_is_better=True)
 
 

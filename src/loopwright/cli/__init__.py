@@ -46,6 +46,7 @@ VERBS: dict[str, Verb] = {
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
     "logs": Verb("loopwright.cli.logs", "show a run's events", "loopwright logs 5f0c9a77d21b43e8"),
+    "send": Verb("loopwright.cli.send", "say something to a run", 'loopwright send 5f0c9a77d21b43e8 "go on"'),
     "cancel": Verb("loopwright.cli.cancel", "end a run", "loopwright cancel 5f0c9a77d21b43e8"),
     "model": Verb("loopwright.cli.model", "pull and list models", "loopwright model pull default"),
     "demo": Verb("loopwright.cli.demo", "run the ReACT agent against a small search tool", "loopwright demo"),

@@ -4,18 +4,21 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
+from loopwright.cli.typed_lines import TypedLines
 from loopwright.compose.config import Config
 from loopwright.compose.config_file import read_config, with_given
 from loopwright.compose.system import Prepared, open_system, prepare
-from loopwright.core.errors import ErrorInfo
-from loopwright.core.events import Emit, Finished, Log, Started, Text, Tokens, ToolCall
-from loopwright.core.runs import Runs, RunSpec
+from loopwright.core.errors import BadRequest, ErrorInfo
+from loopwright.core.events import Emit, Finished, Log, Receive, Started, Text, Tokens, ToolCall
+from loopwright.core.ids import RunId
+from loopwright.core.runs import ClientInput, Runs, RunSpec, open_events
 from loopwright.runtime.program import Program, read_program
 
 MAX_SEED = 2**62 - 1
@@ -101,23 +104,47 @@ async def _run(spec: RunSpec, config: Config, prepared: Prepared) -> int:
 async def _print_events(runs: Runs, spec: RunSpec) -> int:
     run_id = await runs.start(spec)
     text_end = ""  # what the text ends with so far
-    async for event in runs.events(run_id):
-        match event:
-            case Text():
-                text_end = event.text[-1:] or text_end
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-            case Log():
-                sys.stderr.write(f"[{event.stream}] {event.line}\n")
-            case Emit():
-                sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
-            case ToolCall():
-                sys.stderr.write(f"[tool] {event.name}({event.arguments}): {event.outcome}, {event.duration_s:.2f} s\n")
-            case Finished():
-                return _print_end(event, text_end)
-            case Started() | Tokens():
-                pass
+    typed = TypedLines(sys.__stdin__.fileno() if sys.__stdin__ is not None else -1)
+    async with _one_at_a_time() as answer, open_events(runs, run_id) as events:
+        async for event in events:
+            match event:
+                case Text():
+                    text_end = event.text[-1:] or text_end
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                case Log():
+                    sys.stderr.write(f"[{event.stream}] {event.line}\n")
+                case Emit():
+                    sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
+                case ToolCall():
+                    took = f"{event.outcome}, {event.duration_s:.2f} s"
+                    sys.stderr.write(f"[tool] {event.name}({event.arguments}): {took}\n")
+                case Finished():
+                    return _print_end(event, text_end)
+                case Receive():
+                    answer(_pass_on(typed, runs, run_id))
+                case Started() | Tokens():
+                    pass
     raise AssertionError("a run's events end with a final one")
+
+
+@asynccontextmanager
+async def _one_at_a_time() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """Does work beside the block; what is not done is given up at its end."""
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        yield lambda work: tasks.append(asyncio.create_task(work))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pass_on(typed: TypedLines, runs: Runs, run_id: RunId) -> None:
+    """The next line that is typed, to the program that asked; the end of the input is its end too."""
+    line = await typed.next()
+    with suppress(BadRequest):  # the run is over: it asked, and did not wait
+        await runs.send(run_id, ClientInput(is_end=True) if line is None else ClientInput((line,)))
 
 
 def _print_end(event: Finished, text_end: str) -> int:

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--programs-dir", metavar="FOLDER", help="where deployed programs are kept (default: ~/.local/state/loopwright)"
     )
+    parser.add_argument(
+        "--state-dir", metavar="FOLDER", help="where named stores are kept (default: ~/.local/state/loopwright)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,12 +65,13 @@ def _config(arguments: argparse.Namespace, file: Config) -> Config:
     if num_workers is None:
         num_workers = file.num_runtime_workers if arguments.config else _num_workers("auto")
     programs_dir = arguments.programs_dir or file.runtime.programs_dir or str(_state_folder() / "programs")
+    state_dir = arguments.state_dir or file.runtime.state_dir or str(_state_folder() / "state")
     return with_given(
         file,
         model=arguments.model,
         num_runtime_workers=num_workers,
         engine=with_given(file.engine, num_blocks=arguments.num_blocks, num_threads=arguments.threads),
-        runtime=with_given(file.runtime, programs_dir=programs_dir),
+        runtime=with_given(file.runtime, programs_dir=programs_dir, state_dir=state_dir),
         server=with_given(file.server, host=arguments.host, port=arguments.port),
     )
 

@@ -8,17 +8,21 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
 
 from loopwright.compose.config import Config
+from loopwright.compose.exchange import make_exchange
 from loopwright.core.errors import ErrorInfo, InternalError, from_info
+from loopwright.core.exchange import Exchange
 from loopwright.router.router import Router
 from loopwright.transport.addresses import socket_address, socket_folder
+from loopwright.transport.exchange_server import ExchangeServer
 from loopwright.transport.runs_client import RunsClient
 
+EXCHANGE = "exchange"  # the socket of this process that workers connect to
 STOP_S = 10.0  # how long the children may take to end by themselves
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,8 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         children = await stack.enter_async_context(_children(["model", *names], folder, config))
+        exchange = stack.enter_context(closing(make_exchange(config.runtime)))
+        await stack.enter_async_context(_serving(exchange, socket_address(folder, EXCHANGE)))
         for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
             await child.ready()
         watches = await stack.enter_async_context(asyncio.TaskGroup())
@@ -52,6 +58,23 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
             clients[name] = await RunsClient.connect(socket_address(folder, name), name="server")
             stack.callback(clients[name].close)
         yield Router(list(clients.values()))
+
+
+@asynccontextmanager
+async def _serving(exchange: Exchange, address: str) -> AsyncIterator[None]:
+    """The exchange, open to the workers."""
+    is_ready = asyncio.Event()
+    serving = asyncio.create_task(ExchangeServer(exchange, address).serve(is_ready.set))
+    try:
+        waiting = asyncio.create_task(is_ready.wait())
+        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if serving.done():
+            serving.result()
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 @asynccontextmanager

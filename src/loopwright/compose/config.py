@@ -27,12 +27,17 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The application layer. `caps` bounds what a program's metadata may ask for."""
 
-    caps: Limits = Limits(memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_output_bytes=64 << 20)
+    caps: Limits = Limits(
+        memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_embeds=65536, max_queues=4096,
+        max_output_bytes=64 << 20, max_unread_bytes=256 << 20, max_open_calls=16384, max_queue_depth=16384,
+        max_log_lines_per_s=100_000, max_children=256, max_state_bytes=256 << 20,
+    )  # fmt: skip
     max_live_runs: int = 2048
     sandbox_backend: Backend = "auto"
     needs_wasm: bool = True  # False leaves the Wasm runner out: for native runs only
     allows_native: bool = False  # programs without isolation: for debugging on one's own machine
     programs_dir: str | None = None  # where deployed programs are kept; None keeps them in memory
+    state_dir: str | None = None  # where named stores are kept; None keeps them in memory
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,13 +5,14 @@ Used by the command line, the worker processes and tests.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
 from loopwright.control.controller import Controller
@@ -19,6 +20,7 @@ from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
+from loopwright.core.exchange import Exchange
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
@@ -121,8 +123,9 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
             stack.push_async_callback(close_sandboxes, sandboxes)
             model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
             control = await stack.enter_async_context(open_control(model, config.control))
+            exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             tools = await stack.enter_async_context(open_toolbox(config.tools))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, tools)
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, tools)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -177,6 +180,7 @@ def make_launcher(
     text: ModelText,
     sandboxes: dict[str, Sandbox],
     config: RuntimeConfig,
+    exchange: Exchange,
     tools: Toolbox = NO_TOOLS,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs."""
@@ -190,6 +194,7 @@ def make_launcher(
         max_live_runs=config.max_live_runs,
         allows_native=config.allows_native,
         tools=tools,
+        exchange=exchange,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from loopwright.compose.children import Ready
+from loopwright.compose.children import EXCHANGE, Ready
 from loopwright.compose.config import Config
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
 from loopwright.compose.one_error import one_error
@@ -22,6 +22,7 @@ from loopwright.runtime.toolbox import open_toolbox
 from loopwright.transport.addresses import socket_address
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
+from loopwright.transport.exchange_client import ExchangeClient
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
 
@@ -75,9 +76,12 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     tokenizer = load_tokenizer(store.resolve(config.model).path)
     control = await ControlClient.connect(socket_address(folder, "model"), name=name, timeout_s=LOAD_S)
     stack.callback(control.close)
+    exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
+    stack.callback(exchange.close)
     text = model_text(control.models()[0], tokenizer)
     tools = await stack.enter_async_context(open_toolbox(config.tools))
-    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime, tools))
+    launcher = make_launcher(control, text, sandboxes, config.runtime, exchange, tools)
+    await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 
 

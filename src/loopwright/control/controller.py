@@ -6,7 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
@@ -22,6 +22,7 @@ from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.step_results import result_of
 from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
@@ -124,8 +125,7 @@ class Controller:
                 continue
             started_s = self._clock.now_s()
             try:
-                # Shielded: a step cannot be taken back, so cancelling this task must not cancel its future.
-                result = await asyncio.shield(asyncio.wrap_future(self._executor.submit(batch)))
+                result = await result_of(self._executor.submit(batch))
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
                 taken_s = self._clock.now_s() - started_s
                 logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
@@ -252,6 +252,9 @@ class Controller:
         """Asserts that names, calls, blocks and slots add up. Any time."""
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
         assert all(not call.is_over for call in calls), "a call that is over is still open"
+        num_open = Counter(call.queue for call in calls)
+        queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
+        assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
         self._resources.check_integrity(calls)
 
     # Ending
@@ -336,6 +339,7 @@ class Controller:
         self._resources.release(call)
         session = self._sessions[call.run_id]
         del session.open_calls[call.call_id]
+        call.queue.num_open -= 1
         session.idle_since_s = self._changed_s
         return ready
 

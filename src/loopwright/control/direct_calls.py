@@ -13,6 +13,7 @@ from loopwright.core.calls import CreateQueue, DebugQuery, ExportedPages, SetPri
 from loopwright.core.errors import BadRequest, LimitExceeded, NotFound
 from loopwright.core.ids import QueueName
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallInfo, CallResult, CallState, DebugInfo, Done, ExportList, QueueInfo
 
 DirectCall: TypeAlias = CreateQueue | SetPriority | DebugQuery | ExportedPages
@@ -67,7 +68,9 @@ def _create_queue(call: CreateQueue, session: InlineSession, model: ModelInfo) -
 
 def _too_many_queues(session: InlineSession) -> LimitExceeded:
     return LimitExceeded(
-        f"the run has {session.limits.max_queues} queues, which is the limit; each open context has one", field="queue"
+        f"the run has {len(session.queues)} queues; the limit is {session.limits.max_queues}; each context has one",
+        hint=raise_hint("max_queues", session.limits.max_queues, "drop contexts that are done"),
+        field="queue",
     )
 
 

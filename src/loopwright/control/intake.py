@@ -17,6 +17,7 @@ from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, Generate, Q
 from loopwright.core.errors import ErrorInfo, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import Completion, Done
 
 
@@ -90,10 +91,9 @@ class Intake:
 
     def _is_over_limit(self, session: InlineSession, queue: CallQueue, call_id: CallId) -> bool:
         """Answers a call for which there is no room, at once and out of turn: it cannot wait anywhere."""
-        num_open, max_open = len(session.open_calls), session.limits.max_open_calls
-        if num_open < max_open:
+        error = _over_limit(session, queue)
+        if error is None:
             return False
-        error = LimitExceeded(f"the run has {num_open} open calls; the limit is {max_open}", hint="wait for some")
         queue.failure = queue.failure or ordering.consequence(queue, call_id, error.info())
         session.inbox.put(Completion(call_id, error=error.info()))
         return True
@@ -105,6 +105,24 @@ class Intake:
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> OpenCall | None:
         session.open_calls[call.call_id] = call
+        call.queue.num_open += 1
         self._resources.hold(call)
         ordering.enqueue(call, failure)
         return call if call.num_blockers == 0 else None
+
+
+def _over_limit(session: InlineSession, queue: CallQueue) -> LimitExceeded | None:
+    """Why the run may not open one more call in that queue, if it may not."""
+    limits = session.limits
+    places = (
+        ("the run", len(session.open_calls), "max_open_calls", limits.max_open_calls),
+        (f"queue {queue.name}", queue.num_open, "max_queue_depth", limits.max_queue_depth),
+    )
+    for where, num_open, name, limit in places:
+        if num_open >= limit:
+            return LimitExceeded(
+                f"{where} has {num_open} open calls; the limit is {limit}",
+                hint=raise_hint(name, limit, "wait for some"),
+                field=name,
+            )
+    return None

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from loopwright.control.ordering import Resource
 from loopwright.control.pool import Pool
 from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, Overloaded
+from loopwright.core.raise_hint import raise_hint
 
 NameT = TypeVar("NameT", bound=int)
 IdT = TypeVar("IdT", bound=int)
@@ -63,11 +64,13 @@ class NameTable(Generic[NameT, IdT]):
         """Raises what says so if `num_new` more can never be had: by the run's limit, or by the pool's size."""
         limit = min(self._max_held, self._pool.num_total)
         if self.num_held + num_new > limit:
-            owner = "of the run" if limit == self._max_held else "of the whole pool"
+            is_own = limit == self._max_held
+            owner = "of the run" if is_own else "of the whole pool"
+            free = f"free {self._kind.noun}s"
             raise self._kind.over_limit(
                 f"the run holds {self.num_held} {self._kind.noun}s and asks for {num_new} more; the limit {owner} is "
                 f"{limit}",
-                hint=f"free {self._kind.noun}s, or ask for a higher limit",
+                hint=raise_hint(f"max_{self._kind.noun}s", limit, free) if is_own else free,
             )
 
     def check_bindable(self, names: Sequence[NameT], field: str) -> None:
@@ -167,7 +170,8 @@ class NameTable(Generic[NameT, IdT]):
         if len(self.names) + len(names) > (max_names := self._max_held * MAX_NAMES_PER_UNIT):
             raise self._kind.over_limit(
                 f"the run has {len(self.names)} names of {self._kind.noun}s and asks for {len(names)} more; the limit "
-                f"is {max_names}"
+                f"is {max_names}, which is {MAX_NAMES_PER_UNIT} for each {self._kind.noun} that it may hold",
+                hint=raise_hint(f"max_{self._kind.noun}s", self._max_held, "free names"),
             )
 
     def _release_if_unused(self, resource: Resource[IdT]) -> None:

@@ -70,11 +70,12 @@ AnyResource: TypeAlias = Page | Embed
 class CallQueue:
     """An ordered stream of calls."""
 
-    __slots__ = ("failure", "name", "num_clears", "priority", "tail", "tainted")
+    __slots__ = ("failure", "name", "num_clears", "num_open", "priority", "tail", "tainted")
 
     def __init__(self, name: QueueName, priority: int) -> None:
         self.name = name
         self.priority = priority
+        self.num_open = 0  # calls issued and not over
         self.tail: OpenCall | None = None  # the last call issued, if not over
         self.failure: ErrorInfo | None = None  # what the next call issued fails with
         self.num_clears = 0  # ClearQueues issued

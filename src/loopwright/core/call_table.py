@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loopwright.core import calls, host_calls, outside_calls, results
+from loopwright.core import calls, host_calls, message_calls, outside_calls, results, store_calls
 from loopwright.core.call_base import HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
@@ -70,6 +70,20 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     outside_calls.HttpClose: CallKind("runtime", results.Done),
     outside_calls.ListTools: CallKind("runtime", "{tools}"),
     outside_calls.CallTool: CallKind("runtime", "{result}"),
+    message_calls.Broadcast: CallKind("runtime", "{num_subscribers}"),
+    message_calls.Subscribe: CallKind("runtime", results.Done),
+    message_calls.NextMessages: CallKind("runtime", "{first, messages}"),
+    message_calls.Unsubscribe: CallKind("runtime", results.Done),
+    message_calls.Push: CallKind("runtime", results.Done),
+    message_calls.Pull: CallKind("runtime", "{value}"),
+    message_calls.Settle: CallKind("runtime", results.Done),
+    message_calls.Receive: CallKind("runtime", "{message}"),
+    store_calls.StoreGet: CallKind("runtime", "{value}"),
+    store_calls.StoreSet: CallKind("runtime", results.Done),
+    store_calls.StoreDelete: CallKind("runtime", "{existed}"),
+    store_calls.StoreExists: CallKind("runtime", "{exists}"),
+    store_calls.StoreKeys: CallKind("runtime", "{keys}"),
+    store_calls.StoreCompareAndSet: CallKind("runtime", "{is_set}"),
     host_calls.EmitValue: CallKind("runtime", results.Done),
     host_calls.EmitText: CallKind("runtime", results.Done),
     host_calls.Interrupt: CallKind("runtime", results.Done),

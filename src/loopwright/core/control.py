@@ -20,6 +20,7 @@ class ControlLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_embeds: int = 4096
     max_queues: int = 256
     max_open_calls: int = 1024
+    max_queue_depth: int = 1024
 
 
 class ControlStats(msgspec.Struct, frozen=True):

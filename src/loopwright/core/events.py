@@ -55,6 +55,10 @@ class Emit(EventBase, frozen=True, kw_only=True, tag="emit"):
     value: Any
 
 
+class Receive(EventBase, frozen=True, kw_only=True, tag="receive"):
+    """The program waits for a message of its client, and none is there. Once for each message."""
+
+
 class ToolCall(EventBase, frozen=True, kw_only=True, tag="tool"):
     """A tool of the server was called: `arguments` as JSON, cut to 200 characters; `outcome` is ok or the code of
     its error."""
@@ -73,4 +77,4 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     error: ErrorInfo | None = None
 
 
-Event: TypeAlias = Started | Text | Tokens | Log | Emit | ToolCall | Finished
+Event: TypeAlias = Started | Text | Tokens | Log | Emit | Receive | ToolCall | Finished

@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
+from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
+from loopwright.core.store_calls import StoreCall
 from loopwright.core.traits import Trait
 
 
@@ -110,7 +112,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from loopwright.core.control import ControlStats
-from loopwright.core.errors import Code
+from loopwright.core.errors import BadRequest, Code
 from loopwright.core.events import Event
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
@@ -45,6 +45,18 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     arguments: dict[str, Any] = {}
     sandbox: SandboxName = "wasm"
     seed: int | None = None
+    has_input: bool = True  # false: the program hears at once that its client sends nothing
+
+
+class ClientInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client sends to its run: JSON values for `receive`, and whether they were the last."""
+
+    messages: tuple[Any, ...] = ()
+    is_end: bool = False
+
+    def __post_init__(self) -> None:
+        if any(message is None for message in self.messages):
+            raise BadRequest("message: null is what a program receives after the last message", field="message")
 
 
 RunState = Literal["running", "done"]
@@ -84,6 +96,11 @@ class Runs(Protocol):
 
     async def cancel(self, run_id: RunId) -> None:
         """Asks a run to end; it ends with code cancelled. A finished run stays as it is. Raises NotFound."""
+        ...
+
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        """Messages for the program's `receive`, and their end. All or none. Raises NotFound; BadRequest when the run or
+        its input is over; Overloaded when the program does not read them."""
         ...
 
     async def runs(self) -> tuple[RunInfo, ...]: ...

@@ -14,7 +14,7 @@ from loopwright.core.errors import NotFound, Overloaded, Unavailable
 from loopwright.core.events import Event, Finished
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import ProgramInfo, RunInfo, Runs, RunSpec, open_events
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, open_events
 
 MAX_REMEMBERED = 100_000  # runs whose worker is known without asking
 NUM_STARTS_BETWEEN_COUNTS = 256  # then the workers are asked: runs that nobody reads end unseen
@@ -79,6 +79,9 @@ class Router:
         worker = await self._find(run_id)
         if worker.is_alive:
             await worker.cancel(run_id)
+
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        await (await self._find(run_id)).send(run_id, sent)
 
     async def runs(self) -> tuple[RunInfo, ...]:
         """Those of all live workers, by start."""

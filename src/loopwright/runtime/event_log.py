@@ -9,10 +9,12 @@ from typing import Any
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
-from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, ToolCall
+from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, ToolCall
 from loopwright.core.ids import RunId
+from loopwright.core.raise_hint import raise_hint
 
 MIN_EVENT_BYTES = 16  # what an event counts for at the least: an empty line takes memory too
+BURST_S = 10  # how many seconds' worth of lines may come at once
 
 
 class EventLog:
@@ -20,11 +22,12 @@ class EventLog:
 
     Raises LimitExceeded from the write that passes `max_bytes`, and keeps that event out."""
 
-    def __init__(self, run_id: RunId, clock: Clock, max_bytes: int) -> None:
+    def __init__(self, run_id: RunId, clock: Clock, max_bytes: int, max_log_lines_per_s: int = 1000) -> None:
         self.run_id = run_id
         self._clock = clock
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._lines = LineRate(clock, max_log_lines_per_s)
         self._events: list[Event] = []
         self._followers: set[asyncio.Event] = set()
 
@@ -36,12 +39,17 @@ class EventLog:
         self._add(Text(**self._stamp(), text=text))
 
     def log(self, stream: str, line: str) -> None:
+        self._lines.take_one()
         self._count(_num_bytes(line))
         self._add(Log(**self._stamp(), line=line, stream=stream))
 
     def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
         self._count(num_bytes)
         self._add(Emit(**self._stamp(), value=value))
+
+    def receive(self) -> None:
+        self._count(0)
+        self._add(Receive(**self._stamp()))
 
     def tool(self, name: str, arguments: str, duration_s: float, outcome: Code) -> None:
         self._count(_num_bytes(name) + _num_bytes(arguments))
@@ -55,6 +63,11 @@ class EventLog:
     def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
         """Writes the final event; the first call counts, later ones change nothing."""
         self._add(Finished(**self._stamp(), code=code, result=result, error=error))
+
+    @property
+    def num_bytes(self) -> int:
+        """What its events take, as the limit counts it."""
+        return self._num_bytes
 
     @property
     def final(self) -> Finished | None:
@@ -93,7 +106,8 @@ class EventLog:
         if self._num_bytes > self._max_bytes:
             raise LimitExceeded(
                 f"the run's output has {self._num_bytes} bytes; its limit is {self._max_bytes}",
-                hint="raise limits.max_output_bytes in the program's metadata, or print less",
+                hint=raise_hint("max_output_bytes", self._max_bytes, "print less"),
+                field="max_output_bytes",
             )
 
     def _add(self, event: Event) -> None:
@@ -101,6 +115,32 @@ class EventLog:
             self._events.append(event)
             for news in self._followers:
                 news.set()
+
+
+class LineRate:
+    """How many lines a run may still log: some at once, and then so many in every second."""
+
+    def __init__(self, clock: Clock, max_per_s: int) -> None:
+        self._clock = clock
+        self._max_per_s = max_per_s
+        self._num_left = float(max_per_s * BURST_S)
+        self._num_taken = 0
+        self._start_s = self._last_s = clock.now_s()
+
+    def take_one(self) -> None:
+        """Raises LimitExceeded when there is none."""
+        now_s = self._clock.now_s()
+        more = (now_s - self._last_s) * self._max_per_s
+        self._num_left = min(self._num_left + more, self._max_per_s * BURST_S) - 1
+        self._num_taken += 1
+        self._last_s = now_s
+        if self._num_left < 0:
+            raise LimitExceeded(
+                f"the run logged {self._num_taken} lines in {now_s - self._start_s:.1f} s; its limit is "
+                f"{self._max_per_s} a second, after {self._max_per_s * BURST_S} at once",
+                hint=raise_hint("max_log_lines_per_s", self._max_per_s, "log less"),
+                field="max_log_lines_per_s",
+            )
 
 
 def _num_bytes(text: str) -> int:

@@ -19,6 +19,7 @@ from loopwright.core.calls import WatchCall
 from loopwright.core.control import Session
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
+from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
 from loopwright.runtime.event_log import EventLog
@@ -66,6 +67,7 @@ class Host:
         self._open: dict[int, OpenCall] = {}
         self._next_handle = 1
         self._ready: list[bytes] = []  # encoded answers that the program has not taken
+        self._num_unread_bytes = 0
         self._wake: Callable[[], None] | None = None
         self._is_over = False
 
@@ -114,7 +116,7 @@ class Host:
     def take_events(self) -> str:
         if not self._ready:
             return ""
-        taken, self._ready = self._ready, []
+        taken, self._ready, self._num_unread_bytes = self._ready, [], 0
         return (b"[" + b",".join(taken) + b"]").decode()
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
@@ -126,7 +128,11 @@ class Host:
 
     def _decode_call(self, op: str) -> calls.ProgramCall:
         if len(op) > self._limits.max_message_bytes:
-            raise LimitExceeded(f"a call has {len(op)} characters; the limit is {self._limits.max_message_bytes}")
+            raise LimitExceeded(
+                f"a call has {len(op)} characters; the limit is {self._limits.max_message_bytes}",
+                hint=raise_hint("max_message_bytes", self._limits.max_message_bytes),
+                field="max_message_bytes",
+            )
         try:
             call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
@@ -135,7 +141,11 @@ class Host:
             raise BadRequest(f"malformed call: {error}") from None
         is_release = isinstance(call, calls.Interrupt | calls.Cancel | WatchCall)  # what makes room needs none
         if len(self._open) >= self._limits.max_open_calls and not is_release:
-            raise LimitExceeded(f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}")
+            raise LimitExceeded(
+                f"{len(self._open)} calls are open; the limit is {self._limits.max_open_calls}",
+                hint=raise_hint("max_open_calls", self._limits.max_open_calls, "wait for some"),
+                field="max_open_calls",
+            )
         return call
 
     def _dispatch(self, handle: int, call: calls.ProgramCall) -> None:
@@ -261,9 +271,26 @@ class Host:
 
     def _push(self, handle: int, kind: str, payload: object, wants_answer: bool = True) -> None:
         if wants_answer and not self._is_over:
-            self._ready.append(b'[%d,"%s",%s]' % (handle, kind.encode(), _encode(payload)))
-            if self._wake is not None:
+            event = b'[%d,"%s",%s]' % (handle, kind.encode(), _encode(payload))
+            self._ready.append(event)
+            self._num_unread_bytes += len(event)
+            if self._num_unread_bytes > self._limits.max_unread_bytes:
+                self._end_for_unread()
+            elif self._wake is not None:
                 self._wake()
+
+    def _end_for_unread(self) -> None:
+        """A program that asks and never takes the answers: they lie in our memory, not in its own."""
+        self._is_over = True  # before the failure reaches it, it may ask a thousand times more
+        self._ready.clear()
+        limit = self._limits.max_unread_bytes
+        self._fail(
+            LimitExceeded(
+                f"{self._num_unread_bytes} bytes of answers wait for the program; the limit is {limit}",
+                hint=raise_hint("max_unread_bytes", limit, "await calls before issuing more"),
+                field="max_unread_bytes",
+            )
+        )
 
     def _tell(self, write: Callable[[], None]) -> None:
         """Writes to the run's events; passing the output limit ends the run."""

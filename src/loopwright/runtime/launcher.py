@@ -27,14 +27,17 @@ from loopwright.core.errors import (
     PermissionDenied,
 )
 from loopwright.core.events import Event
+from loopwright.core.exchange import Exchange
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
+from loopwright.core.raise_hint import raise_hint
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
@@ -56,6 +59,7 @@ class Run:
     limits: Limits
     seed: int
     events: EventLog
+    mailbox: Mailbox
     started_s: float  # wall time
     started_now_s: float  # monotonic time
     ended_now_s: float | None = None
@@ -82,6 +86,7 @@ class Launcher:
         clock: Clock,
         caps: Limits,
         max_live_runs: int,
+        exchange: Exchange,
         allows_native: bool = False,
         tools: Toolbox = NO_TOOLS,
     ) -> None:
@@ -93,7 +98,7 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._services = Services(model, tools)
+        self._services = Services(model, exchange, tools)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -141,11 +146,22 @@ class Launcher:
     async def cancel(self, run_id: RunId) -> None:
         self._find(run_id).fail(Cancelled("cancelled on request"))
 
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        run = self._find(run_id)
+        if run.events.final is not None:
+            raise BadRequest(f"the run {run_id} is over; it takes no messages", field="run")
+        run.mailbox.put(sent)
+
     async def runs(self) -> tuple[RunInfo, ...]:
         return tuple(self._info(run) for run in self._runs.values())
 
     async def stats(self) -> ControlStats:
         return await self._control.stats()
+
+    def check_integrity(self) -> None:
+        """Nothing that services keep for runs outlives them."""
+        self._services.shared.check_integrity()
+        assert self._num_live or not self._services.shared.num_own_stores
 
     # One run
 
@@ -165,6 +181,7 @@ class Launcher:
         drawn = secrets.token_bytes(15)  # asked for once: it costs a tenth of a millisecond on some machines
         run_id = RunId(drawn[:8].hex())
         limits = program.metadata.limits.capped(self._caps)
+        events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
         return Run(
             run_id=run_id,
             name=name,
@@ -173,7 +190,8 @@ class Launcher:
             sandbox=sandbox,
             limits=limits,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
-            events=EventLog(run_id, self._clock, limits.max_output_bytes),
+            events=events,
+            mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
         )
@@ -208,16 +226,19 @@ class Launcher:
                 raise
             raise DeadlineExceeded(
                 f"the run took longer than its {run.limits.seconds} s",
-                hint="raise limits.seconds in the program's metadata",
+                hint=raise_hint("seconds", run.limits.seconds),
+                field="seconds",
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
-        limits = ControlLimits(max_pages=run.limits.max_pages, max_open_calls=run.limits.max_open_calls)
+        limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         facts = RunFacts(run.run_id, run.seed, run.arguments)
         session = self._control.open(run.run_id, limits)
         try:
             async with (
-                self._services.open(facts, run.program.metadata.permissions, run.events) as answers,
+                self._services.open(
+                    facts, run.program.metadata.permissions, run.limits, run.mailbox, run.events
+                ) as answers,
                 Host(
                     session=session,
                     model=self._model,

@@ -19,9 +19,16 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds = 300.0  # wall time from start to end
     cpu_seconds: Seconds = 60.0  # time spent inside the sandbox
     max_pages: Amount = 1024  # KV pages held at once
+    max_embeds: Amount = 4096  # embed slots held at once
+    max_queues: Amount = 256  # each open context has one
     max_output_bytes: Amount = 4 << 20  # events: text, logs, emitted values, result
     max_message_bytes: Amount = 8 << 20  # one call
+    max_unread_bytes: Amount = 64 << 20  # answers that the program has not taken
     max_open_calls: Amount = 1024
+    max_queue_depth: Amount = 1024  # open calls of one queue
+    max_log_lines_per_s: Amount = 1000  # logged or printed; ten seconds' worth may come at once
+    max_children: Amount = 16  # child programs alive at once, those of its children included
+    max_state_bytes: Amount = 4 << 20  # of each string store that the run writes
 
     def capped(self, caps: "Limits") -> "Limits":
         """These limits, none above the caps."""

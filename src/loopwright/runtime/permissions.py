@@ -4,9 +4,10 @@ Nothing is permitted by default. A pattern of `http` is `host`, `host:port` or `
 `*.`; without a port it stands for 80 and 443. A name stands for public addresses alone: a name that leads to a private
 or loopback address is refused unless the address is listed itself. `localhost` stands for loopback. Link-local
 addresses and those at which clouds hand out credentials are refused whatever is listed. One of `tools` is the name of a
-tool, or `server.*` for all of one MCP server.
+tool, or `server.*` for all of one MCP server. Names of channels and stores are whole, or end with `*`.
 """
 
+import json
 import re
 from ipaddress import IPv6Address
 
@@ -25,12 +26,17 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     http: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()  # topics and queues
+    state: tuple[str, ...] = ()  # named stores
 
     def __post_init__(self) -> None:
         for pattern in self.http:
             _check_pattern(pattern)
         for name in self.tools:
             _check_tool(name)
+        for permission in ("channels", "state"):
+            for pattern in getattr(self, permission):
+                _check_name_pattern(permission, pattern)
 
     def check_http(self, host: str, port: int) -> None:
         """Raises PermissionDenied, naming the line to add, unless some pattern covers the canonical host and port."""
@@ -70,6 +76,31 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"the program may not use the tool {name!r}; permitted: {', '.join(self.tools) or 'none'}",
                 hint=f'add to the program\'s metadata: permissions = {{ tools = ["{name}"] }}',
             )
+
+    def check_channel(self, name: str) -> None:
+        """Raises PermissionDenied unless some pattern covers the topic or queue."""
+        _check_named("channels", self.channels, name, f"use the channel {name!r}")
+
+    def check_store(self, name: str) -> None:
+        """Raises PermissionDenied unless some pattern covers the named store."""
+        _check_named("state", self.state, name, f"use the store {name!r}")
+
+
+def _check_named(permission: str, patterns: tuple[str, ...], name: str, action: str) -> None:
+    if not any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in patterns):
+        raise PermissionDenied(
+            f"the program may not {action}; permitted: {', '.join(patterns) or 'nothing'}",
+            hint=f"add to the program's metadata: permissions = {{ {permission} = [{json.dumps(name)}] }}",
+        )
+
+
+def _check_name_pattern(permission: str, pattern: str) -> None:
+    if not pattern or "*" in pattern[:-1]:
+        raise ProgramRejected(
+            f"permissions.{permission} holds {pattern!r}, which is no name",
+            hint='write a whole name, or what names begin with and a star: "jobs", "room/*"',
+            field=f"permissions.{permission}",
+        )
 
 
 def _check_pattern(pattern: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from loopwright.core.call_base import HostCall
+from loopwright.core.exchange import Exchange
 from loopwright.core.host_calls import (
     Adapters,
     Describe,
@@ -22,7 +23,10 @@ from loopwright.core.outside_calls import CallTool, HttpClose, HttpOpen, HttpRea
 from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
+from loopwright.runtime.limits import Limits
+from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, ToolUse
 
@@ -36,14 +40,17 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText, tools: Toolbox = NO_TOOLS) -> None:
+    def __init__(self, model: facts.ModelText, exchange: Exchange, tools: Toolbox = NO_TOOLS) -> None:
         self._model = model
         self._text = TextCalls(model)
         self._egress = Egress()
+        self.shared = SharedCalls(exchange)
         self._tools = tools
 
     @asynccontextmanager
-    async def open(self, run: facts.RunFacts, permissions: Permissions, events: EventLog) -> AsyncIterator[Answers]:
+    async def open(
+        self, run: facts.RunFacts, permissions: Permissions, limits: Limits, mailbox: Mailbox, events: EventLog
+    ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
         def fact(call: facts.FactCall) -> object:
@@ -52,8 +59,12 @@ class Services:
         def tell(use: ToolUse) -> None:
             events.tool(use.name, use.arguments, use.duration_s, use.outcome)
 
-        async with self._egress.open(permissions) as way_out:
+        async with (
+            self.shared.open(run.run_id, permissions, limits, mailbox) as shared,
+            self._egress.open(permissions) as way_out,
+        ):
             yield {
+                **shared,
                 Describe: fact,
                 Models: fact,
                 Adapters: fact,
@@ -72,3 +83,4 @@ class Services:
 
     async def close(self) -> None:
         await self._egress.close()
+        self.shared.close()

@@ -5,6 +5,7 @@ The same folder runs in the Wasm sandbox and natively.
 
 from loopwright.sdk import errors, http, resources, tensor, tools
 from loopwright.sdk.context import Context
+from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
 from loopwright.sdk.errors import (
     BadRequest,
@@ -21,10 +22,12 @@ from loopwright.sdk.errors import (
     Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
+from loopwright.sdk.messaging import MessagesLost, broadcast, pull, push, subscribe
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
 from loopwright.sdk.output import emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
+from loopwright.sdk.store import Store
 from loopwright.sdk.tools import Tool, tool
 from loopwright.sdk.turn import Chunk, Score, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
@@ -44,6 +47,7 @@ __all__ = [
     "Grammar",
     "LimitExceeded",
     "LoopwrightError",
+    "MessagesLost",
     "Model",
     "ModelLacksTrait",
     "NotFound",
@@ -52,6 +56,7 @@ __all__ = [
     "Queue",
     "RunFacts",
     "Score",
+    "Store",
     "Tool",
     "ToolFailed",
     "Turn",
@@ -59,6 +64,7 @@ __all__ = [
     "Verified",
     "Watched",
     "WatchedToken",
+    "broadcast",
     "choice",
     "detokenize",
     "draw",
@@ -73,9 +79,13 @@ __all__ = [
     "model",
     "models",
     "prompt_template",
+    "pull",
+    "push",
+    "receive",
     "regex",
     "resources",
     "run_facts",
+    "subscribe",
     "tensor",
     "tokenize",
     "tool",

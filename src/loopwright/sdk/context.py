@@ -165,15 +165,22 @@ class Context:
                 scores += await self._score(ids[first : first + MAX_FORKS_SCORED])
             return scores
 
-    async def verify(self, drafts: Sequence[int], **sampling: Any) -> Verified:  # noqa: ANN401 (options of stream)
+    async def verify(
+        self,
+        drafts: Sequence[int],
+        *,
+        proposes: bool = False,
+        **sampling: Any,  # noqa: ANN401 (options of stream)
+    ) -> Verified:
         """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
 
         That is the drafts up to the first that differs from what was sampled in its place, and the token sampled there:
-        the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`."""
+        the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`. With `proposes`,
+        the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             options = self._sampling(sampling, (await self._run.description())["seed"])
-            verified = Verified.from_payload(await self._kv.ask(list(drafts), sampling=options))
+            verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
                 self._log.transcript.write((await detokenize(verified.tokens))["text"])
             self._log.extend_written(verified.tokens)
@@ -248,13 +255,15 @@ class Context:
         """A copy that goes its own way, with the same view. Full pages are shared, the last partial page is copied;
         nothing is recomputed.
 
-        Its draws differ from its parent's unless it is given the same seed in `generate`."""
-        with self._turnstile:
-            await self._prepare(opens_turn=False)
-            await self._kv.fill()
-            child = self._sibling()
-            await self._kv.share_with(child._kv)
-            return child
+        Its draws differ from its parent's unless it is given the same seed in `generate`. Several tasks may fork one
+        context: they take turns."""
+        async with self._turnstile.forks:
+            with self._turnstile:
+                await self._prepare(opens_turn=False)
+                await self._kv.fill()
+                child = self._sibling()
+                await self._kv.share_with(child._kv)
+                return child
 
     def close(self) -> None:
         """Frees the pages. Happens by itself when the context is dropped or the run ends."""

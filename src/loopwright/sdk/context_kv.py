@@ -31,14 +31,18 @@ class ContextKv:
         await self._forward(self.views.missing(self._wanted, self.pages.cached))
         await self.slide()
 
-    async def ask(self, drafts: list[int], **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
-        """Runs what is needed to say what follows the last token, and then the drafts."""
+    async def ask(self, drafts: list[int], *, proposes: bool = False, **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
+        """Runs what is needed to say what follows the last token, and then the drafts. With `proposes`, distributions
+        come too: the most probable token after each draft."""
         await self.slide()
         end = len(self._log)
         needed = self._needed_to_ask()
         if size_of(needed) > MAX_TOKENS_AT_ONCE and not self.views.is_plain:
             needed = await self._up_to_last(needed)
         run = spans_of([*needed, (end, end + len(drafts))])
+        if proposes:
+            first = size_of(run) - len(drafts)
+            outputs["distributions"] = [{"index": first + place, "k": 1} for place in range(len(drafts))]
         mask = self.views.mask(self.pages.layout, run)
         return await self.pages.forward([*self._log.tokens, *drafts], run, len(drafts), mask=mask, **outputs)
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.tracing import state_of
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
@@ -55,12 +56,13 @@ class Turn:
 class Verified:
     """Drafts that the model has judged: `tokens` are those it accepted and one more, which are in the context now.
 
-    Log-probabilities are as in a Turn."""
+    Log-probabilities are as in a Turn. `proposals`, if asked for, are what is most probable after each draft."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     logprob_kind: str
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    proposals: tuple[int, ...] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -68,7 +70,13 @@ class Verified:
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any]) -> "Verified":
-        return cls(tuple(payload["tokens"]), tuple(payload["logprobs"]), payload["logprob_kind"], top_logprobs(payload))
+        return cls(
+            tokens=tuple(payload["tokens"]),
+            logprobs=tuple(payload["logprobs"]),
+            logprob_kind=payload["logprob_kind"],
+            top_logprobs=top_logprobs(payload),
+            proposals=tuple(Distribution(one).ids[0] for one in payload.get("distributions", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)

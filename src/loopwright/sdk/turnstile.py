@@ -1,12 +1,17 @@
 """Lets one operation at a time into a context. Owned by one Context."""
 
+import asyncio
+
 from loopwright.sdk.errors import LoopwrightError
 
 
 class Turnstile:
-    """A `with` block is an operation; a second one is refused while it lasts, and every one once it is closed."""
+    """A `with` block is an operation; a second one is refused while it lasts, and every one once it is closed.
+
+    Forks change nothing that another could see, so tasks that fork one context wait for each other: `forks`."""
 
     def __init__(self) -> None:
+        self.forks = asyncio.Lock()
         self.is_closed = False
         self._is_busy = False
 

@@ -41,6 +41,7 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         Route("/v1/runs", programs.start_source, methods=["POST"]),
         Route("/v1/runs/{run}", programs.cancel, methods=["DELETE"]),
         Route("/v1/runs/{run}/events", programs.events, methods=["GET"]),
+        Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
     middleware = [Middleware(EndsWhenStopped)]

@@ -177,7 +177,7 @@ def program_spec(request: ChatRequest, program: ProgramInfo) -> RunSpec:
                 hint=f"use POST /v1/programs/{program.name}/runs",
                 field="model",
             )
-    return RunSpec(program=program.name, arguments=arguments, seed=request.options.get("seed"))
+    return RunSpec(program=program.name, arguments=arguments, seed=request.options.get("seed"), has_input=False)
 
 
 _NEUTRAL: Mapping[str, object] = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "stop": [], "logit_bias": {}}

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound, from_info
 from loopwright.core.ids import RunId
-from loopwright.core.runs import Runs, RunSpec
+from loopwright.core.runs import ClientInput, Runs, RunSpec
 from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response, status_of
@@ -39,6 +39,13 @@ class ProgramRunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class SourceRunBody(ProgramRunBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: str
     filename: str = "program.py"
+
+
+class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message for the program, any JSON but null; `end` says that none comes after it."""
+
+    message: Any = msgspec.UNSET
+    end: bool = False
 
 
 class ProgramRoutes:
@@ -94,6 +101,16 @@ class ProgramRoutes:
         """POST /v1/runs/{run}/cancel, DELETE /v1/runs/{run}"""
         run_id = RunId(request.path_params["run"])
         await self._runs.cancel(run_id)
+        return json_response({"run": run_id}, status=202)
+
+    async def send(self, request: Request) -> Response:
+        """POST /v1/runs/{run}/messages"""
+        run_id = RunId(request.path_params["run"])
+        body = await read_body(request, MessageBody)
+        messages = () if isinstance(body.message, msgspec.UnsetType) else (body.message,)
+        if not messages and not body.end:
+            raise BadRequest("message: is required, or end as true", field="message")
+        await self._runs.send(run_id, ClientInput(messages, is_end=body.end))
         return json_response({"run": run_id}, status=202)
 
     async def _start(self, request: Request, body: ProgramRunBody, spec: RunSpec) -> Response:

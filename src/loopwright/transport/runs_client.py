@@ -19,7 +19,7 @@ from loopwright.core.errors import BadRequest, InternalError, LoopwrightError, U
 from loopwright.core.events import Event, Finished
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.transport import runs_messages as messages
 from loopwright.transport.link import BINDER, Link, Peer
 from loopwright.transport.open_requests import OpenRequests
@@ -104,6 +104,9 @@ class RunsClient:
 
     async def cancel(self, run_id: RunId) -> None:
         await self._ask(messages.RunCancelled, lambda number: messages.CancelRun(number, run_id))
+
+    async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        await self._ask(messages.InputTaken, lambda number: messages.SendInput(number, run_id, sent))
 
     async def runs(self) -> tuple[RunInfo, ...]:
         return (await self._ask(messages.RunsAnswer, messages.AskRuns)).runs

@@ -14,7 +14,7 @@ from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Event
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +48,12 @@ class StartRun(Message, frozen=True, tag="start"):
 class CancelRun(Message, frozen=True, tag="cancel"):
     request: int
     run: RunId
+
+
+class SendInput(Message, frozen=True, tag="send"):
+    request: int
+    run: RunId
+    sent: ClientInput
 
 
 class AskRuns(Message, frozen=True, tag="ask_runs"):
@@ -103,6 +109,10 @@ class RunCancelled(Message, frozen=True, tag="cancelled"):
     request: int
 
 
+class InputTaken(Message, frozen=True, tag="taken"):
+    request: int
+
+
 class RunsAnswer(Message, frozen=True, tag="runs"):
     request: int
     runs: tuple[RunInfo, ...]
@@ -128,8 +138,8 @@ class StreamFailed(Message, frozen=True, tag="stream_failed"):
     error: ErrorInfo
 
 
-Request: TypeAlias = DeployProgram | AskPrograms | StartRun | CancelRun | AskRuns | AskStats
-Answer: TypeAlias = ProgramDeployed | ProgramsAnswer | RunStarted | RunCancelled | RunsAnswer | StatsAnswer
+Request: TypeAlias = DeployProgram | AskPrograms | StartRun | CancelRun | SendInput | AskRuns | AskStats
+Answer: TypeAlias = ProgramDeployed | ProgramsAnswer | RunStarted | RunCancelled | InputTaken | RunsAnswer | StatsAnswer
 ToRuns: TypeAlias = Hello | Request | OpenStream | GrantCredit | CloseStream | Goodbye
 FromRuns: TypeAlias = Welcome | Answer | RequestFailed | StreamEvent | StreamFailed
 

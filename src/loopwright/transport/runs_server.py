@@ -117,6 +117,9 @@ class RunsServer:
             case messages.CancelRun():
                 await self._runs.cancel(request.run)
                 return messages.RunCancelled(number)
+            case messages.SendInput():
+                await self._runs.send(request.run, request.sent)
+                return messages.InputTaken(number)
             case messages.AskRuns():
                 return messages.RunsAnswer(number, await self._runs.runs())
             case messages.AskStats():

@@ -15,6 +15,7 @@ from loopwright.core.errors import (
     error_types,
     from_info,
 )
+from loopwright.core.raise_hint import raise_hint
 from loopwright.runtime.limits import Limits
 
 _HOST_ONLY = (LoopwrightError, InternalError, Unavailable, Cancelled, DeadlineExceeded, Overloaded)
@@ -35,8 +36,15 @@ class _GuestError(msgspec.Struct):
     retryable: bool = False
 
 
-def checked_result(result: str) -> str:
-    """The guest's result when it is JSON. Raises ProgramError when it is not."""
+def checked_result(result: str, limits: Limits) -> str:
+    """The guest's result when it is JSON. Raises ProgramError when it is not, LimitExceeded when it is too long to be
+    looked at."""
+    if len(result) > limits.max_output_bytes:
+        raise LimitExceeded(
+            f"the program's result has {len(result)} characters; the limit of its output is {limits.max_output_bytes}",
+            hint=raise_hint("max_output_bytes", limits.max_output_bytes, "return less"),
+            field="max_output_bytes",
+        )
     try:
         msgspec.json.decode(result)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -46,6 +54,8 @@ def checked_result(result: str) -> str:
 
 def error_from_guest(text: str, limits: Limits) -> LoopwrightError:
     """The error that a guest ended with, from its JSON {type, message, traceback, …}."""
+    if len(text) > limits.max_message_bytes:
+        return ProgramError(f"the program ended with an error of {len(text)} characters, which nobody reads")
     try:
         said = msgspec.json.decode(text, type=_GuestError)
     except (msgspec.DecodeError, RecursionError):
@@ -69,7 +79,7 @@ def out_of_memory(limits: Limits, traceback: str = "") -> LimitExceeded:
     """The run reached its memory limit."""
     return LimitExceeded(
         f"the program ran out of memory; its limit is {limits.memory_mb} MiB",
-        hint="keep less in memory, or raise memory_mb in the program's limits",
+        hint=raise_hint("memory_mb", limits.memory_mb, "keep less in memory"),
         field="memory_mb",
         traceback=traceback,
     )
@@ -79,6 +89,6 @@ def out_of_cpu(limits: Limits, used_s: float) -> LimitExceeded:
     """The run reached its limit of time spent inside the sandbox."""
     return LimitExceeded(
         f"the program computed for {used_s:.1f} s; its limit is {limits.cpu_seconds:g} s",
-        hint="compute less, or raise cpu_seconds in the program's limits",
+        hint=raise_hint("cpu_seconds", limits.cpu_seconds, "compute less"),
         field="cpu_seconds",
     )

@@ -90,7 +90,7 @@ class ReentrantSandbox:
                 case ["wait", (None | int() | float()) as timeout_s]:
                     name, arguments = "resume", (await next_events(guest, timeout_s),)
                 case ["ok", str() as result]:
-                    return checked_result(result)
+                    return checked_result(result, limits)
                 case ["error", str() as error]:
                     raise error_from_guest(error, limits)
                 case _:

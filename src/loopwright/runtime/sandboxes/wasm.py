@@ -131,7 +131,7 @@ def _result(fiber: Fiber, limits: Limits) -> str:
     except WasmtimeError as trap:
         raise ProgramError(trap_message(trap)) from None
     if has_succeeded:
-        return checked_result(text)
+        return checked_result(text, limits)
     raise error_from_guest(text, limits)
 
 

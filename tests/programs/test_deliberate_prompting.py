@@ -1,0 +1,216 @@
+"""Programs that think before they answer, beside a model that says what a script says: the shape of what they do, what
+is joined when, that nothing is run twice, and that branches share batches."""
+
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from loopwright.core.control import ControlStats
+from loopwright.core.events import Emit
+from loopwright.engine.scripted import NextToken, ScriptedExecutor
+from system_rig import Outcome, System, byte_system, byte_text, in_loop, program_source, system_over
+
+END_OF_TURN = 259
+ANSWERS_AT = "assistant\n"
+
+
+@asynccontextmanager
+async def scripted_system(says: Callable[[str, str], str]) -> AsyncIterator[System]:
+    """A model whose turn after the text `seen` is `says(seen, written)` in whole, of which `written` is out."""
+
+    def next_token(history: tuple[int, ...]) -> int:
+        text = bytes(token if token < 256 else 0 for token in history).decode(errors="replace")
+        seen, _, written = text.rpartition(ANSWERS_AT)
+        turn = says(seen, written)
+        return ord(turn[len(written)]) if len(written) < len(turn) else END_OF_TURN
+
+    async with engine_system(next_token) as system:
+        yield system
+
+
+@asynccontextmanager
+async def engine_system(next_token: NextToken) -> AsyncIterator[System]:
+    engine = ScriptedExecutor(next_token, num_blocks=1024)
+    try:
+        async with system_over(engine, byte_text(engine)) as system:
+            yield system
+    finally:
+        engine.close()
+
+
+async def run(system: System, name: str, **arguments: Any) -> tuple[Outcome, ControlStats]:
+    """What came of it, and what it cost; the system is new."""
+    outcome = await system.run(program_source(name), **arguments)
+    return outcome, await system.controller.stats()
+
+
+def emitted(outcome: Outcome) -> list[Any]:
+    return [event.value for event in outcome.events if isinstance(event, Emit)]
+
+
+def word(seen: str) -> str:
+    """Five letters that depend on all that was seen."""
+    number = zlib.crc32(seen.encode())
+    return "".join(chr(97 + (number >> 5 * place) % 26) for place in range(5))
+
+
+@pytest.mark.parametrize("branches", [1, 2, 3])
+def test_a_tree_of_thought_has_a_branch_for_each_thought_and_runs_each_prefix_once(branches: int) -> None:
+    async def scenario() -> None:
+        async with byte_system(num_blocks=1024) as system:
+            outcome, stats = await run(system, "tree_of_thought", branches=branches, max_tokens=12)
+            paths = outcome.result
+            assert [len(path) for path in paths] == [3] * branches**3
+            assert [one["path"] for one in emitted(outcome)] == paths
+            for level in range(3):  # siblings under one parent lie side by side
+                parents = [tuple(path[:level]) for path in paths]
+                size = branches ** (3 - level)
+                assert all(len({*parents[at : at + size]}) == 1 for at in range(0, len(paths), size))
+            prompts = "You solve a task step by step.What is 17 + 25 + 8?Propose a plan in one line."
+            again = "Carry out the plan in one line.Is the result right? Rate it from 1 to 9."
+            chat = 40 * (1 + branches + branches**2)  # what the template and a fork's last token add at most
+            assert stats.num_prefill_tokens <= len(prompts) + branches**2 * len(again) + chat
+
+    in_loop(scenario)
+
+
+def test_branches_of_a_tree_of_thought_share_batches() -> None:
+    async def scenario() -> None:
+        async with scripted_system(lambda seen, _: f"{word(seen)}\n") as system:
+            _, stats = await run(system, "tree_of_thought", branches=2, max_tokens=12)
+            assert stats.num_decode_tokens >= 3 * (2 + 4 + 8)
+            assert (stats.num_rows / stats.num_steps) >= 2  # widths 2, 4 and 8, and steps that run what is appended
+
+    in_loop(scenario)
+
+
+def test_recursion_of_thought_splits_where_the_model_says_so_and_joins_the_answers() -> None:
+    tasks = {"whole": ("left", "right"), "right": ("far", "near")}
+    tag_of = {task: "<branch>" if task in tasks else "<leaf>" for task in ("whole", "left", "right", "far", "near")}
+
+    def says(seen: str, written: str) -> str:
+        task = seen.rpartition("user\n")[2].partition("\0")[0]
+        if task.startswith("The answers are: "):
+            return "<leaf>" + task.removeprefix("The answers are: ").partition(". What")[0].replace(" and ", "+") + "\n"
+        parts = "".join(f"{part}\n" for part in tasks.get(task, (f"={task}",)))
+        return tag_of[task] + parts
+
+    async def scenario() -> None:
+        async with scripted_system(says) as system:
+            outcome, _ = await run(system, "recursion_of_thought", task="whole")
+            assert outcome.result == "=left+=far+=near"
+            assert [one for one in emitted(outcome) if "parts" in one] == [
+                {"task": "whole", "parts": ["left", "right"]},
+                {"task": "right", "parts": ["far", "near"]},
+            ]
+            flat, _ = await run(system, "recursion_of_thought", task="whole", max_depth=0)
+            assert not any("parts" in one for one in emitted(flat))
+
+    in_loop(scenario)
+
+
+def test_graph_of_thought_joins_pairs_as_they_are_finished() -> None:
+    """Proposals of 4, 32, 16, 8, 4, 16, 3 and 32 letters, each a step: so they are finished in that order, and a merge
+    of 4 letters is finished before the next proposal is."""
+
+    def next_token(history: tuple[int, ...]) -> int:
+        return 97 + history.count(258) % 26  # a letter that says how long the context's chat is
+
+    async def scenario() -> None:
+        async with engine_system(next_token) as system:
+            outcome, _ = await run(system, "graph_of_thought", max_tokens=4)
+            pairs = [(one["level"], *sorted(map(len, one["pair"]))) for one in emitted(outcome)]
+            assert pairs == [(0, 3, 4), (0, 4, 8), (1, 4, 4), (0, 16, 16), (0, 32, 32), (1, 4, 4)]
+            assert [len(text) for text in outcome.result] == [4, 4]
+
+    in_loop(scenario)
+
+
+def test_skeleton_of_thought_elaborates_each_point_that_it_listed() -> None:
+    def says(seen: str, written: str) -> str:
+        request = seen.rpartition("user\n")[2].partition("\0")[0]
+        if request.startswith("Name"):
+            return "".join(f"{number}. point{number}\n" for number in (1, 2, 3))
+        return request.rpartition(": ")[2] + " it is"
+
+    async def scenario() -> None:
+        async with scripted_system(says) as system:
+            outcome, stats = await run(system, "skeleton_of_thought")
+            points = ["point1", "point2", "point3"]
+            assert emitted(outcome)[0] == {"points": points}
+            assert outcome.result == [f"{point} it is" for point in points]
+            question = "How do I care for a bicycle?"
+            assert stats.num_prefill_tokens < 2 * len(question) + 4 * 90  # the question once, and the four requests
+
+    in_loop(scenario)
+
+
+def test_a_prefix_tree_runs_each_part_once_and_its_leaves_together() -> None:
+    parts = [["You write one sentence about an animal."], [" It is a cat.", " It is a dog."]]
+    parts += [[" It is young.", " It is old."], [" It is happy:", " It is sad:"]]
+
+    async def scenario() -> None:
+        async with scripted_leaves() as system:
+            outcome, stats = await run(system, "prefix_tree", max_tokens=16)
+            assert len(outcome.result) == 8
+            times = (1, 1, 2, 4)
+            num_tokens = sum(len("".join(level)) * num for level, num in zip(parts, times, strict=True))
+            assert stats.num_prefill_tokens <= 1 + num_tokens + (2 + 4 + 8)  # a fork's first row has its last token too
+            for prompt, text in outcome.result.items():
+                assert text == "".join(chr(97 + len(prompt) % 26) for _ in range(16))
+            assert stats.num_rows / stats.num_steps >= 4
+
+    @asynccontextmanager
+    async def scripted_leaves() -> AsyncIterator[System]:
+        def next_token(history: tuple[int, ...]) -> int:
+            text = bytes(token for token in history if token < 256).decode()
+            return 97 + (text.rindex(":") + 1 if ":" in text else 0) % 26
+
+        async with engine_system(next_token) as system:
+            yield system
+
+    in_loop(scenario)
+
+
+def test_self_consistency_takes_what_most_reasons_lead_to() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            outcome, _ = await run(system, "self_consistency", answers=["yes", "no"], paths=5, max_tokens=8)
+            (votes,) = (one["votes"] for one in emitted(outcome))
+            assert sum(votes.values()) == 5
+            assert votes[outcome.result] == max(votes.values())
+
+    in_loop(scenario)
+
+
+def test_reflexion_tries_again_with_its_own_advice_until_the_check_is_content() -> None:
+    def says(seen: str, written: str) -> str:
+        request = seen.rpartition("user\n")[2].partition("\0")[0]
+        if "are missing" in request:
+            return f"use {request.removeprefix('The words ').partition(' are')[0]}\n"
+        num_heeded = request.count("use ") if request.startswith("Heed") else 0
+        return ("one", "one two", "one two three")[num_heeded]
+
+    async def scenario() -> None:
+        async with scripted_system(says) as system:
+            outcome, _ = await run(system, "reflexion", task="Count.", words=["one", "two", "three"], max_trials=4)
+            assert outcome.result == "one two three"
+            assert [one["missing"] for one in emitted(outcome)] == [["two", "three"], ["three"], []]
+
+    in_loop(scenario)
+
+
+def test_mcts_plays_where_promise_is_highest_and_counts_every_simulation() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            outcome, _ = await run(system, "mcts", simulations=7, branches=2, max_depth=2, max_tokens=6)
+            assert emitted(outcome)[-1]["visits"] == 7
+            assert 0 < emitted(outcome)[-1]["value"] < 1
+            assert 1 <= len(outcome.result) <= 2
+            again, _ = await run(system, "mcts", simulations=7, branches=2, max_depth=2, max_tokens=6)
+            assert again.result == outcome.result
+
+    in_loop(scenario)

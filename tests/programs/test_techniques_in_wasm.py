@@ -1,0 +1,38 @@
+"""The programs whose definitions other files hold, in the Wasm sandbox: the same as natively, for the same seed."""
+
+from typing import Any
+
+import pytest
+
+from system_rig import byte_system, in_loop, program_source
+
+SHORT: dict[str, dict[str, Any]] = {
+    "beam_search": {"beams": 2, "max_tokens": 4},
+    "best_of_n": {"n": 2, "max_tokens": 4},
+    "contrastive_decoding": {"max_tokens": 3},
+    "graph_of_thought": {"max_tokens": 3},
+    "guidance": {"max_tokens": 3},
+    "jacobi": {"max_tokens": 8},
+    "mcts": {"simulations": 3, "max_tokens": 4},
+    "ngram_speculation": {"max_tokens": 8},
+    "output_validation": {},
+    "prefix_tree": {"max_tokens": 3},
+    "recursion_of_thought": {"max_depth": 1, "max_tokens": 4},
+    "reflexion": {"max_trials": 2, "max_tokens": 4},
+    "self_consistency": {"paths": 2, "max_tokens": 4},
+    "skeleton_of_thought": {"points": 2, "max_tokens": 4},
+    "tree_of_thought": {"branches": 1, "max_tokens": 4},
+    "watermark": {"max_tokens": 8},
+}
+
+
+@pytest.mark.wasm
+def test_each_technique_gives_in_the_sandbox_what_it_gives_natively() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            for name, arguments in SHORT.items():
+                native = await system.run(program_source(name), seed=3, **arguments)
+                wasm = await system.run(program_source(name), "wasm", seed=3, **arguments)
+                assert wasm.result == native.result, name
+
+    in_loop(scenario)
