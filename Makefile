@@ -2,10 +2,12 @@
 #
 # PYTHON   the interpreter that .venv is made from:    make setup PYTHON=python3.12
 # SUITE    what `make bench` measures:                 make bench SUITE=decode
+# MINUTES  how long `make soak` starts programs:       make soak MINUTES=2 ARGS="--seed 7"
 # ARGS     more arguments for pytest or the benchmark: make test ARGS="tests/control -x"
 
 PYTHON ?= python3.11
 SUITE  ?= all
+MINUTES ?= 10
 ARGS   ?=
 
 VENV   := .venv
@@ -19,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check parity examples docs reference bench size changelog clean
+.PHONY: help setup demo test check parity soak examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -41,6 +43,9 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
 	$(BIN)/python tests/engine/parity.py
+
+soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
+	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)
 
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs

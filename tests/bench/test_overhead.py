@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from loopwright.bench.overhead import KINDS, NUM_FEW, Cost, call_s, measure_overhead, step_s
-from loopwright.bench.sessions import Caller, by_segment, by_token
+from loopwright.bench.sessions import Caller, by_segment
 from loopwright.compose.simulated import open_simulation
 from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.step_costs import StepCosts
 from loopwright.core.virtual_time import run_in_virtual_time
+from system_rig import everything_came_back
 
 FREE = StepCosts(((1, 0.0),))
 
@@ -35,12 +36,13 @@ async def test_the_cases_are_steps_of_four_sizes_what_each_kind_adds_and_a_call(
         *((f"added={kind}", "row_us") for kind in KINDS),
         ("run=segment", "call_us"),
         ("live=896", "call_us"),
+        ("live=896/state=busy", "call_us"),
     ]
     assert rows[-1].value > 0  # the others are differences, about which two steps say little
 
 
-async def test_programs_of_both_kinds_take_one_step_for_each_token():
-    for program in (by_segment, by_token):
+async def test_programs_of_all_kinds_take_one_step_for_each_token():
+    for program in KINDS.values():
         async with open_simulation(FREE, SystemClock()) as simulation:
             await step_s(simulation.control, SystemClock(), program, num_rows=5, num_steps=7)
             num_steps = NUM_FEW + (NUM_FEW + 7)
@@ -67,3 +69,12 @@ async def test_a_call_is_timed_from_its_submit_to_its_answer_and_leaves_no_page(
         assert await call_s(simulation.control, CountingClock(), num_live=3, num_calls=12) == 1.0
         stats = await simulation.control.stats()
         assert (stats.num_live_runs, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_busy_programs_have_a_segment_each_in_flight_while_calls_are_timed():
+    async with open_simulation(FREE, SystemClock()) as simulation:
+        await call_s(simulation.control, SystemClock(), num_live=5, num_calls=20, is_busy=True)
+        stats = await simulation.control.stats()
+        assert simulation.device.num_rows >= 5 * simulation.device.num_steps - 5 > 0
+        assert stats.num_live_runs == 0
+        await everything_came_back(simulation.control)

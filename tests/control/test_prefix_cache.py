@@ -24,13 +24,6 @@ def keys(*numbers: int) -> list[PageKey]:
     return [key(number) for number in numbers]
 
 
-def prefix(tenant: str, path: list[PageKey]) -> Prefix:
-    one = Prefix(tenant)
-    for tokens, positions in path:
-        one = one.child(tokens, positions)
-    return one
-
-
 class Model:
     """A pool and its cache beside a dictionary: which block is at which path, and who uses what."""
 
@@ -38,6 +31,7 @@ class Model:
         self.pool = BlockPool(BlockId(number) for number in range(num_blocks))
         self.paths: dict[Path, BlockId] = {}
         self.users: list[list[BlockId]] = []
+        self._prefixes: dict[Path, Prefix] = {}
 
     def run(self, tenant: str, path: list[PageKey]) -> None:
         """Somebody computes a context: binds what is there, takes the rest, and the cache gets to know it."""
@@ -50,10 +44,17 @@ class Model:
                 self.pool.give(block)
             return
         blocks = found + [self._take() for _ in range(num_new)]
-        self.pool.keep(prefix(tenant, path), blocks)
+        self.pool.keep(self._prefix(tenant, tuple(path)), blocks)
         for number, block in enumerate(blocks):
             self.paths[tenant, tuple(path[: number + 1])] = block
         self.users.append(blocks)
+
+    def _prefix(self, tenant: str, path: tuple[PageKey, ...]) -> Prefix:
+        """The same object each time: it knows where the cache had it, which may be long ago."""
+        if (tenant, path) not in self._prefixes:
+            one = self._prefix(tenant, path[:-1]).child(*path[-1]) if path else Prefix(tenant)
+            self._prefixes[tenant, path] = one
+        return self._prefixes[tenant, path]
 
     def end(self, number: int) -> None:
         for block in self.users.pop(number):

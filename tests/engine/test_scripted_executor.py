@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,11 @@ from engine_rig import pairs
 
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, RowResult
 from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.core.samplers import SamplerRun
 from loopwright.engine.scripted import ScriptedExecutor, hashed_token, scripted_tokens
+from loopwright.sdk import tensor
+from loopwright.sdk.token_by_token import run_eagerly
+from sampler_rig import SAMPLERS, STATES, initial, started, traced
 
 TOKENS = list(range(100, 140))
 
@@ -106,3 +111,42 @@ def test_a_wrong_row_is_its_own_error(executor: ScriptedExecutor) -> None:
 def test_the_scripted_executor_needs_no_torch() -> None:
     code = "import sys, loopwright.engine.scripted; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_traced_sampler_gives_the_token_and_the_state_that_the_function_gives(
+    executor: ScriptedExecutor, name: str
+) -> None:
+    graph, state = traced(SAMPLERS[name], STATES.get(name)), started(STATES.get(name), 260)
+    carried, tokens = SamplerRun(graph, initial(STATES.get(name))), [7]
+    for position in range(1, 5):
+        result = run(
+            executor, block_ids=[1], kv_len=position - 1, token_ids=tokens[-1:], positions=[position - 1],
+            sampling=Sampling(seed=4), sample_position=position, sampler=carried,
+        )  # fmt: skip
+        logits = [0.0] * 260
+        logits[expected(*tokens)] = 10.0
+        chosen, state = run_eagerly(SAMPLERS[name], state, logits, 4, position)
+        wanted = int(chosen) if isinstance(chosen, float) else chosen.index(max(chosen))
+        assert result.error is None
+        assert result.token_id == wanted
+        assert result.sampler_state is not None
+        assert result.sampler_state.values().keys() == state.keys()
+        for key, value in result.sampler_state.values().items():
+            assert (list(array("d", value)) if isinstance(value, bytes) else value) == state[key]
+        carried = SamplerRun(graph, carried.initial, result.sampler_state)
+        tokens.append(wanted)
+
+
+def test_a_sampler_that_takes_what_a_mask_forbids_fails_its_row_alone(executor: ScriptedExecutor) -> None:
+    graph = traced(lambda scores: tensor.argmax(scores) + 300.0)
+    fields = {"block_ids": [1], "kv_len": 0, "token_ids": [7], "sampler": SamplerRun(graph, {})}
+    result = run(executor, **fields)
+    assert result.error is not None
+    assert result.error.field == "sampler"
+    graph = traced(lambda scores: tensor.where(tensor.ids() == 5, 1.0, 0.0))
+    only = run(executor, **{**fields, "sampler": SamplerRun(graph, {})}, sampling=Sampling(allowed=(5, 9)))
+    assert only.token_id == 5
+    assert (
+        run(executor, **{**fields, "sampler": SamplerRun(graph, {})}, sampling=Sampling(allowed=(8, 9))).token_id == 8
+    )

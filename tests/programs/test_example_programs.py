@@ -95,6 +95,18 @@ def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None
     in_loop(scenario)
 
 
+def test_spawned_search_forks_its_question_into_children(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, engine):
+            outcome = await run_as_expected(system, "spawned_search")
+            assert outcome.result["num_found"] == 3
+            runs = await system.launcher.runs()
+            assert [(one.code, one.parent) for one in runs[1:]] == [("ok", runs[0].run)] * 3
+            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the question, once
+
+    in_loop(scenario)
+
+
 def test_attention_sink_streams_with_pages_for_its_window_alone(smollm2: SmolLM2) -> None:
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, engine):

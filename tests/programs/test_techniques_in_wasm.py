@@ -9,6 +9,8 @@ from system_rig import byte_system, in_loop, program_source
 SHORT: dict[str, dict[str, Any]] = {
     "beam_search": {"beams": 2, "max_tokens": 4},
     "best_of_n": {"n": 2, "max_tokens": 4},
+    "constrained_choice": {},
+    "context_compaction": {"max_tokens": 4},
     "contrastive_decoding": {"max_tokens": 3},
     "graph_of_thought": {"max_tokens": 3},
     "guidance": {"max_tokens": 3},
@@ -18,9 +20,12 @@ SHORT: dict[str, dict[str, Any]] = {
     "output_validation": {},
     "prefix_tree": {"max_tokens": 3},
     "recursion_of_thought": {"max_depth": 1, "max_tokens": 4},
+    "recursive_reader": {"text": "abc " * 9, "question": "?", "slice_chars": 12, "max_calls": 3, "max_tokens": 3},
     "reflexion": {"max_trials": 2, "max_tokens": 4},
     "self_consistency": {"paths": 2, "max_tokens": 4},
     "skeleton_of_thought": {"points": 2, "max_tokens": 4},
+    "swarm": {"role": 0, "max_tokens": 4},
+    "tool_spec_drop": {"max_tokens": 4},
     "tree_of_thought": {"branches": 1, "max_tokens": 4},
     "watermark": {"max_tokens": 8},
 }

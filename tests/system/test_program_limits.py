@@ -40,6 +40,11 @@ PASSED: dict[str, tuple[Any, str, str]] = {
     "max_output_bytes": (1000, "print('x' * 2000)", "output has 2000 bytes; its limit is 1000"),
     "max_message_bytes": (1000, "await call('tokenize', text='x' * 2000)", r"has 2\d{3} characters; the limit is 1000"),
     "max_state_bytes": (1000, "await call('store_set', key='a', value='x' * 2000)", r"hold 2\d{3} bytes; .* is 1000$"),
+    "max_file_bytes": (
+        10_000,
+        "open('x', 'w').write('x' * 20_000)\n    await asyncio.sleep(1000)",
+        r"files have \d{5} .* 10000$",
+    ),
     "max_unread_bytes": (
         100_000,
         'while True: port._submit(\'{"op": "vocabulary"}\')',

@@ -2,7 +2,8 @@
 
 Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row), by how much longer it takes to make
 more tokens; `run=segment`, what a run of one segment takes beside its steps; `added=KIND`, what each further row of a
-step costs if it is of that kind; `live=896`, a call that control answers while so many programs wait (aim: 40 µs).
+step costs if it is of that kind (engine excluded: a sampler is not computed); `live=896`, a call that control answers
+while so many programs do nothing (aim: 40 µs); `…/state=busy`, while each of them has a segment running.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from statistics import median
 from typing import TypeAlias
 
 from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Metric, Row, case_name, measured
-from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_token
+from loopwright.bench.sessions import QUEUE, Caller, by_sampler, by_segment, by_token, by_watching, segment_call
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.together import all_of
 from loopwright.compose.simulated import open_simulation
@@ -36,7 +37,9 @@ class Cost:
     run_s: float
 
 
-KINDS: dict[str, Program] = {"segment": by_segment, "program": by_token}
+KINDS: dict[str, Program] = {
+    "segment": by_segment, "sampler": by_sampler, "watched": by_watching, "program": by_token,
+}  # fmt: skip
 """Ways to generate, by the name of their case."""
 
 NUM_ROWS = (1, 64, 256, 1024)
@@ -45,6 +48,9 @@ NUM_FEW = 2
 NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
 NUM_LIVE = 896
 NUM_CALLS = 2000
+NUM_BUSY_CALLS = 200  # there may be a step of all programs between two of them
+
+OWN_PAGE = PageName(1 << 20)  # no segment grows so far
 
 _SUITE = "overhead"
 _CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=2048)
@@ -64,17 +70,20 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         costs: dict[tuple[str, int], list[Cost]] = {("segment", num): [] for num in NUM_ROWS}
         costs |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
         calls_s: list[float] = []
+        busy_s: list[float] = []
         for _ in range(num_rounds):
             for (kind, num_rows), values in costs.items():
                 values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
             calls_s.append(await call_s(control, clock, NUM_LIVE))
+            busy_s.append(await call_s(control, clock, NUM_LIVE, NUM_BUSY_CALLS, is_busy=True))
     rows = [_row(STEP_US, [one.step_s for one in costs["segment", num]], rows=num) for num in NUM_ROWS]
     for kind in KINDS:
         pairs = zip(costs[kind, 1], costs[kind, NUM_ROWS_ADDED], strict=True)
         added_s = [(many.step_s - one.step_s) / (NUM_ROWS_ADDED - 1) for one, many in pairs]
         rows.append(_row(ROW_US, added_s, added=kind))
     rows.append(_row(CALL_US, [one.run_s for one in costs["segment", NUM_ROWS_ADDED]], run="segment"))
-    return [*rows, _row(CALL_US, calls_s, live=NUM_LIVE)]
+    rows.append(_row(CALL_US, calls_s, live=NUM_LIVE))
+    return [*rows, _row(CALL_US, busy_s, live=NUM_LIVE, state="busy")]
 
 
 def _row(metric: Metric, values_s: Sequence[float], **case: str | int) -> Row:
@@ -106,15 +115,19 @@ async def _elapsed_s(
     return elapsed_s, (await control.stats()).num_steps - before.num_steps
 
 
-async def call_s(control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS) -> float:
+async def call_s(
+    control: Control, clock: Clock, num_live: int, num_calls: int = NUM_CALLS, *, is_busy: bool = False
+) -> float:
     """Median seconds from submitting a call that control answers to its answer. So many runs are live, and each of
-    them makes calls, one after another."""
+    them makes calls, one after another; if they are busy, beside a segment of its own that never ends."""
     callers = [Caller(control, f"live-{index}") for index in range(num_live)]
     taken_s: list[float] = []
     try:
         for caller in callers:
             await caller.call(CreateQueue(queue=QUEUE))
-        pages = (PageName(1),)
+            if is_busy:
+                caller.begin(segment_call(control.models()[0].max_context))
+        pages = (OWN_PAGE,)
         for number in range(num_calls):
             caller = callers[number // 2 % num_live]
             call = FreePages(queue=QUEUE, pages=pages) if number % 2 else AllocatePages(queue=QUEUE, pages=pages)

@@ -2,18 +2,21 @@
 
 from collections.abc import Awaitable, Callable
 
-from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
+import msgspec
+
+from loopwright.core.calls import Acknowledge, CreateQueue, ForwardText, Generate, QueueCall, Sampling, Watch
 from loopwright.core.control import Control, ControlLimits, Session
 from loopwright.core.errors import InternalError, from_info
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
-from loopwright.core.results import CallResult, Forwarded, Segment
+from loopwright.core.results import CallResult, Forwarded, Progress, Segment
+from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
 
 QUEUE = QueueName(0)
 FIRST_TOKEN = 1  # of a prompt, where it does not matter
 
 
 class Caller:
-    """One run that has at most one call open. Closes its session at the end of the `with`."""
+    """One run, which waits for one call at a time. Closes its session at the end of the `with`."""
 
     def __init__(self, control: Control, name: str) -> None:
         self._session: Session = control.open(RunId(name), ControlLimits())
@@ -28,13 +31,38 @@ class Caller:
     async def call(self, call: QueueCall) -> CallResult:
         """What the call completes with. Raises what it fails with."""
         self._num_calls += 1
-        self._session.submit(CallId(self._num_calls), call)
+        called = CallId(self._num_calls)
+        self._session.submit(called, call)
         while True:
             for completion in await self._session.receive():
+                if completion.call_id != called:
+                    continue
                 if completion.error is not None:
                     raise from_info(completion.error)
                 if completion.is_final and completion.result is not None:
                     return completion.result
+
+    async def watch(self, call: Generate) -> CallResult:
+        """As `call`, for a watched segment: each token is accepted when it is there."""
+        self._num_calls += 1
+        watched = CallId(self._num_calls)
+        self._session.submit(watched, call)
+        while True:
+            num_seen = 0
+            for completion in await self._session.receive():
+                if completion.error is not None:
+                    raise from_info(completion.error)
+                if isinstance(completion.result, Progress):
+                    num_seen = completion.result.first + len(completion.result.tokens)
+                elif completion.call_id == watched and completion.result is not None:
+                    return completion.result
+            if num_seen:
+                self.begin(Acknowledge(handle=watched, num_tokens=num_seen))
+
+    def begin(self, call: QueueCall) -> None:
+        """Has the call in flight, and waits for no answer."""
+        self._num_calls += 1
+        self._session.submit(CallId(self._num_calls), call)
 
     def close(self) -> None:
         self._session.close()
@@ -48,8 +76,21 @@ async def by_segment(caller: Caller, num_tokens: int, *, prompt_len: int = 1, fi
     """A program that leaves its loop to control: one segment of `num_tokens` tokens."""
     await caller.call(CreateQueue(queue=QUEUE))
     result = await caller.call(segment_call(num_tokens, prompt_len=prompt_len, first_token=first_token))
-    if not isinstance(result, Segment) or len(result.tokens) != num_tokens:
-        raise InternalError(f"a segment of {num_tokens} tokens ended as {result}")
+    _check_segment(result, num_tokens)
+
+
+async def by_sampler(caller: Caller, num_tokens: int) -> None:
+    """As `by_segment`, with a traced sampler that carries a state."""
+    await caller.call(CreateQueue(queue=QUEUE))
+    call = msgspec.structs.replace(segment_call(num_tokens), sampler=_SAMPLER, sampler_state={"count": 0.0})
+    _check_segment(await caller.call(call), num_tokens)
+
+
+async def by_watching(caller: Caller, num_tokens: int) -> None:
+    """A program that looks at every token while its segment runs ahead."""
+    await caller.call(CreateQueue(queue=QUEUE))
+    call = msgspec.structs.replace(segment_call(num_tokens), watch=Watch())
+    _check_segment(await caller.watch(call), num_tokens)
 
 
 async def by_token(
@@ -83,6 +124,24 @@ def segment_call(num_tokens: int, *, prompt_len: int = 1, first_token: int = FIR
         sampling=Sampling(),
         max_tokens=num_tokens,
     )
+
+
+def _check_segment(result: CallResult, num_tokens: int) -> None:
+    if not isinstance(result, Segment) or len(result.tokens) != num_tokens:
+        raise InternalError(f"a segment of {num_tokens} tokens ended as {result}")
+
+
+_SAMPLER = TracedSampler(  # token = argmax(scores); count = count + 1
+    nodes=(
+        SamplerNode("scores"),
+        SamplerNode("argmax", (0,)),
+        SamplerNode("state", name="count"),
+        SamplerNode("constant", value=1.0),
+        SamplerNode("add", (2, 3)),
+    ),
+    result=1,
+    states=(TracedState("count", False, 4),),
+)
 
 
 def _token_call(tokens: tuple[int, ...], kv_len: int, num_pages: int) -> ForwardText:

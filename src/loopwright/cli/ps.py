@@ -17,11 +17,19 @@ def run(arguments: argparse.Namespace) -> int:
     with server_client(arguments.url) as client:
         runs = checked(client.get("/v1/runs"))["runs"]
     rows = [_row(one) for one in runs if one["state"] == "running" or arguments.all]
-    print_table(("run", "program", "state", "started", "seconds", "events"), rows, f"Runs on {arguments.url}")
+    print_table(("run", "program", "state", "started", "seconds", "events", "parent"), rows, f"Runs on {arguments.url}")
     return 0
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     started = time.strftime("%H:%M:%S", time.localtime(run["started_s"]))
     state = run["code"] or run["state"]
-    return run["run"], run["program"], state, started, f"{run['seconds_s']:.1f}", str(run["num_events"])
+    return (
+        run["run"],
+        run["program"],
+        state,
+        started,
+        f"{run['seconds_s']:.1f}",
+        str(run["num_events"]),
+        run["parent"] or "",
+    )

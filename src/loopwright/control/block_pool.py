@@ -7,7 +7,7 @@ emptied when no other is left.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from loopwright.control.page_content import Prefix
+from loopwright.control.page_content import PageKey, Prefix
 from loopwright.control.pool import Pool
 from loopwright.control.prefix_cache import PrefixCache
 from loopwright.core.ids import BlockId
@@ -56,9 +56,14 @@ class BlockPool(Pool[BlockId]):
         """Users of the block but one."""
         return self._num_users[block] - 1
 
+    def num_unkept(self, prefix: Prefix) -> int:
+        """How many of the prefix's last pages the cache may not have."""
+        return len(self._unkept(prefix)[1])
+
     def keep(self, prefix: Prefix, blocks: Sequence[BlockId]) -> None:
-        """Has the cache know the prefix, whose pages are in `blocks`, all in use."""
-        self.cache.insert(prefix.tenant, prefix.keys(), blocks)
+        """Has the cache know the prefix. `blocks`, all in use, hold its last pages, at least `num_unkept` of them."""
+        behind, keys = self._unkept(prefix)
+        prefix.mark = self.cache.insert(prefix.tenant, keys, blocks[len(blocks) - len(keys) :], behind)
 
     def disown(self, block: BlockId) -> None:
         """Has the cache forget the block, for its one user is going to write there."""
@@ -73,6 +78,16 @@ class BlockPool(Pool[BlockId]):
         num_unlocked = sum(block not in self._num_users for block in self._all if block in self.cache)
         assert num_unlocked == self.cache.num_unlocked, "locks do not add up"
         super().check_integrity({*held, *(block for block in self._all if block in self.cache)})
+
+    def _unkept(self, prefix: Prefix) -> tuple[BlockId | None, list[PageKey]]:
+        """The block of the last page that the cache is known to have, and the pages behind that."""
+        keys: list[PageKey] = []
+        while prefix.parent is not None:
+            if prefix.mark is not None and self.cache.has(prefix.mark):
+                return prefix.mark[0], keys[::-1]
+            keys.append(prefix.key)
+            prefix = prefix.parent
+        return None, keys[::-1]
 
     def _empty(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:

@@ -165,33 +165,24 @@ class Controller:
             call.is_running = False
         for call, row in step.outcomes(result):
             call.is_running = False
-            if call.is_over:  # with its run, or because a call of this very step failed
-                continue
-            if isinstance(call.work, WatchedFeed) and call.restoring is None:
-                self._watched.take_row(call, call.work, row)
-            elif row.error is not None:
-                self._fail(call, row.error)
-            elif call.restoring is not None:
-                if call.restoring.advance(row):
-                    self._take_restored(call)
-            elif isinstance(call.work, Feed):
-                self._take_row(call, call.work, row)
-            elif isinstance(call.work, HeadRow):
-                self._finish(call, forwarded(row, call.work.sampling))
-            else:
-                self._finish(call, Done())
+            if not call.is_over:  # with its run, or because a call of this very step failed
+                self._take(call, row)
 
     def fail_step(self, error: Exception) -> None:
-        """Ends the running step, which failed as a whole: so do its calls, and nothing else."""
+        """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
         for _, private in step.private:
             private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
-        for call in (*step.copying, *(call for call, _ in step.outcomes(failed))):
+        for call in step.copying:  # what their pages held is lost
             call.is_running = False
             self._fail(call, info)
+        for call, _ in step.outcomes(failed):
+            call.is_running = False
+            if not call.is_over:
+                self._take(call, RowResult(error=info))
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
         """Takes a call of an open run. What is wrong with it becomes its completion."""
@@ -258,6 +249,21 @@ class Controller:
         self._resources.check_integrity(calls)
 
     # Ending
+
+    def _take(self, call: OpenCall, row: RowResult) -> None:
+        if isinstance(call.work, WatchedFeed) and call.restoring is None:
+            self._watched.take_row(call, call.work, row)
+        elif row.error is not None:
+            self._fail(call, row.error)
+        elif call.restoring is not None:
+            if call.restoring.advance(row):
+                self._take_restored(call)
+        elif isinstance(call.work, Feed):
+            self._take_row(call, call.work, row)
+        elif isinstance(call.work, HeadRow):
+            self._finish(call, forwarded(row, call.work.sampling))
+        else:
+            self._finish(call, Done())
 
     def _take_restored(self, call: OpenCall) -> None:
         """The call has dropped pages back; perhaps not all of them."""
@@ -380,7 +386,7 @@ class Controller:
             return False
         call, error = found
         self._changed_s = now_s  # its run gets time to free what it holds before the next one fails
-        self._fail(call, error.info())
+        self._refuse(call, error.info())
         return True
 
     async def _wait_for_change(self) -> None:

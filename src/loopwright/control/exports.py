@@ -11,7 +11,7 @@ from typing import TypeAlias
 from loopwright.control.block_pool import BlockPool
 from loopwright.control.name_table import NameTable
 from loopwright.control.ordering import Lent, Page
-from loopwright.control.page_content import PageKey, Prefix
+from loopwright.control.page_content import PageKey, Root
 from loopwright.control.prefixes import Prefixes
 from loopwright.core.calls import ExportPages, ImportPages
 from loopwright.core.errors import BadRequest, LimitExceeded, NotFound
@@ -52,7 +52,7 @@ class Exports:
         self._num_pages = 0
         self._of_runs: dict[RunId, set[Key]] = {}  # those that end with the run
 
-    def add(self, tenant: TenantId, run_id: RunId, call: ExportPages, pages: Sequence[Page], root: Prefix) -> None:
+    def add(self, tenant: TenantId, run_id: RunId, call: ExportPages, pages: Sequence[Page], root: Root) -> None:
         """Lends pages that hold KV and their blocks. Raises BadRequest if the name is taken, LimitExceeded."""
         key = (tenant, call.name)
         self._check_room(key, len(pages))
@@ -82,7 +82,7 @@ class Exports:
         tenant: TenantId,
         call: ImportPages,
         pages: Sequence[Page],
-        root: Prefix,
+        root: Root,
     ) -> Imported:
         """Gives pages that have no block those of an export. Raises NotFound, and BadRequest for another number."""
         export = self._find(tenant, call.name)

@@ -120,6 +120,11 @@ class Feed:
         indices = (one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions)
         return min(self.num_inputs - self._num_drafts - 1, *indices, self.num_inputs)
 
+    @property
+    def num_final(self) -> int:
+        """The KV place up to which what it ran will not be written again, whatever comes."""
+        return self.kv_len
+
     def page_keys(self, block_size: int, num_pages: int) -> list[PageKey]:
         """The first inputs as full pages."""
         starts = range(0, num_pages * block_size, block_size)
@@ -135,12 +140,12 @@ class Feed:
         self.num_cached = num_inputs
         self.num_recorded = self.kv_len
 
-    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Tokens and positions that ran at KV places num_recorded … kv_len - 1; none if they do not say all."""
+    def unrecorded(self, end: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens and positions that ran at KV places num_recorded … end - 1; none if they do not say all."""
         if not self._is_plain:
             return (), ()
-        start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
-        return self._tokens[start:end], self._positions[start:end]
+        first, last = self.num_recorded - self.start_kv_len, end - self.start_kv_len
+        return self._tokens[first:last], self._positions[first:last]
 
     @property
     def is_last_row(self) -> bool:

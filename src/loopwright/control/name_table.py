@@ -56,7 +56,7 @@ class NameTable(Generic[NameT, IdT]):
         """What the names are bound to. Raises NotFound, and BadRequest if a name is there twice."""
         check_distinct(names, field)
         try:
-            return [self.names[name] for name in names]
+            return list(map(self.names.__getitem__, names))
         except KeyError:
             return [self.find(name, field) for name in names]
 
@@ -92,10 +92,16 @@ class NameTable(Generic[NameT, IdT]):
 
     def back(self, resources: Iterable[Resource[IdT]]) -> None:
         """Gives a unit to each that has none. The caller has asked `can_back`."""
+        if self.num_held == self.num_backed:
+            return
         for resource in resources:
             if resource.id is None:
                 resource.id = self._pool.take()
                 self.num_backed += 1
+
+    def num_unbacked(self, resources: Iterable[Resource[IdT]]) -> int:
+        """How many have no unit: mostly none of the whole table."""
+        return 0 if self.num_held == self.num_backed else sum(resource.id is None for resource in resources)
 
     def back_with(self, resources: Iterable[Resource[IdT]], units: Iterable[IdT]) -> None:
         """Gives each, which has none, a unit that the caller has taken for it."""
@@ -151,7 +157,8 @@ class NameTable(Generic[NameT, IdT]):
         """Ends what `hold` began."""
         for resource in resources:
             resource.num_holds -= 1
-            self._release_if_unused(resource)
+            if not (resource.num_holds or resource.num_names):  # mostly a name is left
+                self._release_if_unused(resource)
 
     def _bind(self, names: Sequence[NameT], resources: Sequence[Resource[IdT]]) -> None:
         for name, resource in zip(names, resources, strict=True):

@@ -7,7 +7,7 @@ has no empty block left.
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from loopwright.control.page_content import PageKey
+from loopwright.control.page_content import CacheMark, PageKey
 from loopwright.core.ids import BlockId
 
 PAGES_OF_DOUBLE_COST = 256
@@ -25,6 +25,10 @@ class _Node:
         self.used = 0  # when somebody last did
         self.worth = 0.0  # what is worth least is evicted first
 
+    def place_of(self, block: BlockId) -> int:
+        """Where the block stands in the edge: mostly at its end."""
+        return len(self.blocks) - 1 if self.blocks[-1] == block else self.blocks.index(block)
+
 
 class PrefixCache:
     """Blocks by tenant and by the tokens and positions of all full pages up to and with theirs.
@@ -37,9 +41,10 @@ class PrefixCache:
     def __init__(self) -> None:
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[BlockId, _Node] = {}
+        self._numbers: dict[BlockId, int] = {}  # of each block, the number of its coming
         self._unlocked: set[BlockId] = set()
         self._heap: list[tuple[float, int, int, _Node]] = []  # every leaf whose last block is unlocked; and stale ones
-        self._num_uses = self._num_pushes = 0
+        self._num_uses = self._num_pushes = self._num_added = 0
         self._evicted_worth = 0.0
 
     def __contains__(self, block: BlockId) -> bool:
@@ -61,33 +66,41 @@ class PrefixCache:
         while node is not None and len(found) < len(keys):
             node = node.children.get(keys[len(found)])
             if node is not None:
-                num_common = _num_common(node.keys, keys, len(found))
+                num_common = _num_common(node.keys, 0, keys, len(found))
                 found += node.blocks[:num_common]
                 if num_common < len(node.keys):
                     break
         return found
 
-    def insert(self, tenant: str, keys: Sequence[PageKey], blocks: Sequence[BlockId]) -> None:
-        """Adds pages from the first on. Pages that are here already stay as they are; added blocks are in use."""
-        node = self._roots.setdefault(tenant, _Node(None, [], [], tenant))
+    def has(self, mark: CacheMark) -> bool:
+        """Whether what `insert` returned the mark for is here, under that mark."""
+        block, number = mark
+        return self._numbers.get(block) == number
+
+    def insert(
+        self, tenant: str, keys: Sequence[PageKey], blocks: Sequence[BlockId], behind: BlockId | None = None
+    ) -> CacheMark:
+        """Adds pages: from the first on, or those behind a cached block. Pages that are here already stay as they are;
+        added blocks are in use. Returns the mark of the last page. What lies before `behind` is not looked at."""
+        if behind is None:
+            node, place = self._roots.setdefault(tenant, _Node(None, [], [], tenant)), 0
+        else:
+            node = self._nodes[behind]
+            place = node.place_of(behind) + 1
         done = 0
-        while (child := node.children.get(keys[done])) is not None:
-            num_common = _num_common(child.keys, keys, done)
-            done += num_common
+        while True:
+            num_common = _num_common(node.keys, place, keys, done)
+            done, place = done + num_common, place + num_common
             if done == len(keys):
-                self._use(child)
-                return
-            node = child if num_common == len(child.keys) else self._split(child, num_common)
-        if node.children or node.parent is None:
-            child = _Node(node, [], [], tenant)
-            node.children[keys[done]] = child
-            node = child
-        node.keys += keys[done:]
-        node.blocks += blocks[done:]
-        for block in blocks[done:]:
-            assert block not in self._nodes, f"block {block} is in the cache already"
-            self._nodes[block] = node
-        self._use(node)
+                self._use(node)
+                return self._mark(node.blocks[place - 1])
+            if place < len(node.keys):
+                node = self._split(node, place)
+            if (child := node.children.get(keys[done])) is None:
+                break
+            node, place = child, 0
+        self._add(node, keys[done:], blocks[done:])
+        return self._mark(blocks[-1])
 
     def lock(self, block: BlockId) -> None:
         """Somebody uses the block from now on."""
@@ -119,7 +132,7 @@ class PrefixCache:
     def forget(self, block: BlockId) -> list[BlockId]:
         """Takes out a block and all that lie behind it. Returns the unlocked of them, which nobody has now."""
         node = self._nodes[block]
-        place = node.blocks.index(block)
+        place = node.place_of(block)
         gone = [*node.blocks[place:], *(one for child in node.children.values() for one in _blocks_below(child))]
         parent = node.parent
         assert parent is not None, "a root has no blocks"
@@ -132,7 +145,7 @@ class PrefixCache:
         if parent.parent is None and not parent.children:
             del self._roots[parent.tenant]
         for one in gone:
-            del self._nodes[one]
+            del self._nodes[one], self._numbers[one]
         free = [one for one in gone if one in self._unlocked]
         self._unlocked.difference_update(free)
         return free
@@ -152,8 +165,26 @@ class PrefixCache:
                 assert all(self._nodes[block] is node for block in node.blocks)
                 found += node.blocks
         assert len(found) == len(self._nodes), f"{len(self._nodes)} blocks counted, {len(found)} in the tree"
+        assert self._numbers.keys() == self._nodes.keys(), "not every block is numbered"
         assert len(set(found)) == len(found), "a block is at two places"
         assert self._unlocked <= self._nodes.keys(), "unlocked blocks are not in the tree"
+
+    def _add(self, node: _Node, keys: Sequence[PageKey], blocks: Sequence[BlockId]) -> None:
+        """Adds pages behind the end of an edge, where they are not."""
+        if node.children or node.parent is None:
+            child = _Node(node, [], [], node.tenant)
+            node.children[keys[0]] = child
+            node = child
+        node.keys += keys
+        node.blocks += blocks
+        for block in blocks:
+            assert block not in self._nodes, f"block {block} is in the cache already"
+            self._num_added += 1
+            self._nodes[block], self._numbers[block] = node, self._num_added
+        self._use(node)
+
+    def _mark(self, block: BlockId) -> CacheMark:
+        return block, self._numbers[block]
 
     def _split(self, node: _Node, num_pages: int) -> _Node:
         """Cuts an edge in two. Returns the upper part, of `num_pages`."""
@@ -188,10 +219,10 @@ class PrefixCache:
             heapify(self._heap)
 
 
-def _num_common(edge: Sequence[PageKey], keys: Sequence[PageKey], start: int) -> int:
-    """How many pages of the edge are those of `keys` from `start` on."""
-    num = 0
-    while num < len(edge) and start + num < len(keys) and edge[num] == keys[start + num]:
+def _num_common(edge: Sequence[PageKey], place: int, keys: Sequence[PageKey], start: int) -> int:
+    """How many pages of the edge from `place` on are those of `keys` from `start` on."""
+    num, max_num = 0, min(len(edge) - place, len(keys) - start)
+    while num < max_num and edge[place + num] == keys[start + num]:
         num += 1
     return num
 

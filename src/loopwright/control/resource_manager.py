@@ -15,7 +15,7 @@ from loopwright.control.feeds import Feed
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.name_table import IdT, Kind, NameT, NameTable
 from loopwright.control.ordering import OpenCall, Page, Resource, is_dropped
-from loopwright.control.page_content import Prefix
+from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
 from loopwright.control.reads import check_kv
@@ -55,7 +55,7 @@ class Holdings:
 
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
-    root: Prefix  # before the first page: whose pages they are
+    root: Root  # before the first page: whose pages they are
     masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
 
@@ -85,7 +85,7 @@ class ResourceManager:
         assert run_id not in self._holdings, f"run {run_id} is open"
         pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
         embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds, Prefix(tenant))
+        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -181,14 +181,15 @@ class ResourceManager:
             return True
         if isinstance(call.work, Feed):
             return self._secure_feed(call, call.work)
-        table = self._holdings[call.run_id].pages
+        holdings = self._holdings[call.run_id]
+        table = holdings.pages
         num_shared = self._num_shared(call.page_writes)
-        if not table.can_back(num_shared + sum(page.id is None for page in call.pages)):
+        if not table.can_back(num_shared + table.num_unbacked(call.pages)):
             return False
         table.back(call.pages)
         if isinstance(call.call, CopyPage | ShiftKv):
             first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
-            self._make_writable(table, call.page_writes, first % self.shape.block_size)
+            self._make_writable(holdings, call.page_writes, first % self.shape.block_size)
         return True
 
     def shrink(self, call: OpenCall) -> None:
@@ -273,10 +274,12 @@ class ResourceManager:
         if isinstance(call.call, CopyPage | EmbedText | Forward):
             for resource, bits in writes_of(call, self.shape.block_size):
                 resource.written |= bits
+        root = self._holdings[call.run_id].root
         if isinstance(call.call, CopyPage):
-            self._prefixes.record_copy(call.call, *call.pages)
+            source, target = call.pages
+            self._prefixes.record_copy(call.call, source, target, root)
         elif isinstance(call.call, ShiftKv):
-            self._prefixes.cut(call.page_writes, call.call.start % self.shape.block_size)
+            self._prefixes.cut(call.page_writes, call.call.start % self.shape.block_size, root)
 
     def mark_lost(self, call: OpenCall) -> None:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
@@ -349,7 +352,8 @@ class ResourceManager:
         return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
-        table, root, size = self._holdings[call.run_id].pages, self._holdings[call.run_id].root, self.shape.block_size
+        holdings, size = self._holdings[call.run_id], self.shape.block_size
+        table, root = holdings.pages, holdings.root
         num_held = len(feed.block_ids)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_new = max(0, num_needed - len(call.pages))
@@ -363,7 +367,7 @@ class ResourceManager:
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
         num_cached, num_before = len(cached.blocks), feed.kv_len // size
         first_written = max(num_held, num_before + num_cached)
-        num_fresh = num_new + sum(page.id is None for page in needed) - num_cached
+        num_fresh = num_new + table.num_unbacked(needed) - num_cached
         self.blocks.share(cached.blocks)
         if not table.can_back(num_fresh + self._num_shared(call.pages[first_written:num_needed])):
             for block in cached.blocks:
@@ -381,25 +385,25 @@ class ResourceManager:
         if num_cached:
             pages = call.pages[num_before : num_before + num_cached]
             table.back_with(pages, cached.blocks)
-            self._prefixes.bind(pages, cached)
+            self._prefixes.bind(pages, cached, root)
             feed.skip(num_cached * size)
         table.back(needed)
-        self._make_writable(table, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
+        self._make_writable(holdings, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
         feed.block_ids.extend(page.id for page in needed if page.id is not None)
         return True
 
     def _num_shared(self, pages: Sequence[Page]) -> int:
         return sum(page.id is not None and self.blocks.num_others(page.id) > 0 for page in pages)
 
-    def _make_writable(self, table: NameTable[PageName, BlockId], pages: Sequence[Page], offset: int) -> None:
+    def _make_writable(self, holdings: Holdings, pages: Sequence[Page], offset: int) -> None:
         """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written."""
-        self._prefixes.cut(pages, offset)
+        self._prefixes.cut(pages, offset, holdings.root)
         for page in pages:
             assert page.id is not None
             if self.blocks.num_others(page.id) == 0:
                 self.blocks.disown(page.id)
             else:
-                old, fresh = table.replace(page)
+                old, fresh = holdings.pages.replace(page)
                 self._copies.append(PrivateCopy(page, BlockCopy(old, fresh, 0, 0, self.shape.block_size)))
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:

@@ -139,10 +139,10 @@ class SegmentFeed(Feed):
             cached_tokens=self.num_cached,
         )
 
-    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
+    def unrecorded(self, end: int) -> tuple[Sequence[int], Sequence[int]]:
         if self.view is not None:
             return (), ()
-        start, end = self.num_recorded - self.start_kv_len, self.kv_len - self.start_kv_len
+        start, end = self.num_recorded - self.start_kv_len, end - self.start_kv_len
         prompt, positions = self._call.tokens[start:end], self._call.positions[start:end]
         first = max(start - self._num_prompt, 0)
         num_sampled = max(end - self._num_prompt, 0)

@@ -52,6 +52,8 @@ class WatchedCalls:
     def take_row(self, call: OpenCall, feed: WatchedFeed, row: RowResult) -> None:
         """What came of the call's row, which may be an error: its program may still go back to before it."""
         is_interrupted = feed.advance(row)
+        if feed.has_run_many:
+            self._resources.record(call)
         if not is_interrupted:
             self._resources.shrink(call)
             self._end_if_settled(call, feed)

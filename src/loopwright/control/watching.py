@@ -111,10 +111,10 @@ class WatchedFeed(SegmentFeed):
                 self._samplers[len(self.tokens)] = self._sampler
         return self.is_interrupted
 
-    def unrecorded(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Of the prompt alone: what was sampled may be taken back."""
-        is_sampling = self.kv_len > self.start_kv_len + self._num_prompt
-        return ((), ()) if is_sampling else super().unrecorded()
+    @property
+    def num_final(self) -> int:
+        """All but the last of the prompt, which runs again after a veto of the first token, may be taken back."""
+        return min(self.kv_len, self.start_kv_len + self._num_prompt - 1)
 
     def fail(self, info: ErrorInfo) -> None:
         """It cannot run on."""
@@ -123,7 +123,7 @@ class WatchedFeed(SegmentFeed):
     def cut_to_seen(self) -> None:
         """Drops what the program has not acknowledged; for the end of an interrupted segment."""
         self._rollback = None
-        if self.tokens:
+        if self.tokens or self._num_vetoes:  # else not even the prompt may be through
             self._keep_first(self._num_acknowledged)
 
     def progress(self) -> Progress | None:

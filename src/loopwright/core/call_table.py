@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loopwright.core import calls, host_calls, message_calls, outside_calls, results, store_calls
+from loopwright.core import calls, child_calls, host_calls, message_calls, outside_calls, results, store_calls
 from loopwright.core.call_base import HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
@@ -28,7 +28,7 @@ class CallKind:
 
 
 CALL_KINDS: Final[Mapping[type, CallKind]] = {
-    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?}"),
+    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?, parent?}"),
     host_calls.Models: CallKind("runtime", "{models}"),
     calls.DebugQuery: CallKind("control", results.DebugInfo),
     calls.CreateQueue: CallKind("control", results.Done),
@@ -84,6 +84,9 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     store_calls.StoreExists: CallKind("runtime", "{exists}"),
     store_calls.StoreKeys: CallKind("runtime", "{keys}"),
     store_calls.StoreCompareAndSet: CallKind("runtime", "{is_set}"),
+    child_calls.Spawn: CallKind("runtime", results.Done),
+    child_calls.ChildEvents: CallKind("runtime", results.Done),
+    child_calls.CancelChild: CallKind("runtime", results.Done),
     host_calls.EmitValue: CallKind("runtime", results.Done),
     host_calls.EmitText: CallKind("runtime", results.Done),
     host_calls.Interrupt: CallKind("runtime", results.Done),

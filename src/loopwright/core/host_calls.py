@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
+from loopwright.core.child_calls import ChildCall
 from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
 from loopwright.core.store_calls import StoreCall
@@ -18,10 +19,11 @@ from loopwright.core.traits import Trait
 
 
 class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
-    """The run and a model. What may be long comes only if it is listed in `include`."""
+    """The run and a model. What may be long comes only if it is listed in `include`: `parent` is the run that spawned
+    this one, {run, context}, or null."""
 
     model: str = ""  # "" is the server's default model
-    include: tuple[Literal["arguments", "prompt_template"], ...] = ()
+    include: tuple[Literal["arguments", "prompt_template", "parent"], ...] = ()
 
 
 class Models(HostCall, frozen=True, kw_only=True, tag="models"):
@@ -112,7 +114,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

@@ -72,6 +72,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     started_s: float  # seconds since the epoch
     seconds_s: float  # how long it has run, or ran
     num_events: int
+    parent: RunId | None = None  # the run that spawned it
 
 
 class Runs(Protocol):

@@ -20,7 +20,9 @@ from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
+from loopwright.core.samplers import SamplerRun
 from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.scripted_samplers import run_sampler
 from loopwright.engine.step_thread import StepThread
 
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
@@ -142,8 +144,6 @@ class ScriptedExecutor:
 
     def _run_row(self, row: ForwardRow) -> RowResult:
         check_row(row, self._shape)
-        if row.sampler is not None:
-            raise BadRequest("sampler: a scripted executor has no scores to give it", field="sampler")
         inputs = [_State((token_id,), at) for token_id, at in zip(row.token_ids, row.positions, strict=False)]
         inputs = inputs or [self._slot(slot) for slot in row.input_slots]
         for index, one in enumerate(inputs):
@@ -156,7 +156,31 @@ class ScriptedExecutor:
         drafts = row.token_ids[row.num_tokens - row.num_drafts :]
         allowed: list[tuple[int, ...] | None] = [(one,) if row.are_drafts_forced else None for one in drafts]
         allowed.append(None if row.allowed_bits is None else _ids_of_bits(row.allowed_bits))
+        if row.sampler is not None and row.sampling is not None:
+            return self._answer_sampler(states, row, row.sampler, row.sampling, allowed[-1])
         return self._answer(states, row.distributions, row.sampling, drafts, allowed)
+
+    def _answer_sampler(
+        self,
+        states: Sequence[_State],
+        row: ForwardRow,
+        sampler: SamplerRun,
+        sampling: Sampling,
+        allowed: tuple[int, ...] | None,
+    ) -> RowResult:
+        """The sampler sees the logits after bias and mask; of scores that it returns, the highest is taken."""
+        logits = self._logits(states[-1])
+        masked = sampling if allowed is None else msgspec.structs.replace(sampling, allowed=allowed)
+        scores = _masked(_biased(logits, masked), masked)
+        result, state = run_sampler(sampler, scores.tolist(), sampling.seed, row.sample_position)
+        chosen = int(_masked(np.array(result), masked).argmax()) if isinstance(result, list) else result
+        if not (0 <= chosen < len(logits) and chosen == int(chosen) and scores[int(chosen)] > -np.inf):
+            raise BadRequest(
+                f"sampler, at position {row.sample_position}: token {chosen:g} may not be", field="sampler"
+            )
+        plain = self._answer(states, row.distributions, None)
+        only = msgspec.structs.replace(sampling, allowed=(int(chosen),))
+        return RowResult((_sample(logits, only),), plain.distributions, sampler_state=state)
 
     def _run_head(self, head: HeadRow) -> RowResult:
         check_head(head, self._shape)
@@ -232,13 +256,23 @@ def _sample(logits: NDArray[np.float64], sampling: Sampling) -> Sampled:
 
 def _choose(logits: NDArray[np.float64], sampling: Sampling) -> int:
     """The highest logit after bias and allowed; penalties, temperature and filters do not count here."""
+    return int(_masked(_biased(logits, sampling), sampling).argmax())
+
+
+def _biased(logits: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
     biased = logits.copy()
     for token_id, bias in sampling.logit_bias.items():
         biased[token_id] += bias
-    if sampling.allowed is not None:
-        allowed = sorted(one for one in set(sampling.allowed) if one < len(logits))
-        return allowed[int(biased[allowed].argmax())]
-    return int(biased.argmax())
+    return biased
+
+
+def _masked(logits: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
+    if sampling.allowed is None:
+        return logits
+    allowed = sorted(one for one in set(sampling.allowed) if one < len(logits))
+    masked = np.full_like(logits, -np.inf)
+    masked[allowed] = logits[allowed]
+    return masked
 
 
 def _distribution(logits: NDArray[np.float64], request: DistributionRequest) -> Distribution:

@@ -5,13 +5,15 @@ the study of control: who waits for whom, and how large the batches are.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
+from loopwright.core.samplers import StateValue
 from loopwright.core.step_costs import StepCosts
 
 _TOKEN = 1  # sampled wherever it is allowed
@@ -72,6 +74,16 @@ def answer(batch: Batch) -> StepResult:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _UnchangedState:
+    """Implements core.samplers.SamplerState: the device computes nothing, so a sampler's state stays as it was."""
+
+    initial: Mapping[str, StateValue]
+
+    def values(self) -> dict[str, StateValue]:
+        return dict(self.initial)
+
+
 _NOTHING = RowResult()
 _SAMPLED = RowResult((Sampled(_TOKEN, 0.0, ((_TOKEN, 0.0),)),))
 
@@ -84,6 +96,9 @@ def _row_result(row: ForwardRow) -> RowResult:
     else:
         drafts = row.token_ids[row.num_tokens - row.num_drafts :]
         sampled = [Sampled(token, 0.0, ((token, 0.0),)) for token in (*drafts, _chosen(row.sampling, row.allowed_bits))]
+    if row.sampler is not None:
+        state = row.sampler.state or _UnchangedState(row.sampler.initial)
+        return RowResult(sampled, [_distribution(request) for request in row.distributions], sampler_state=state)
     if not row.distributions:
         return _SAMPLED if sampled is _SAMPLED.sampled else RowResult(sampled)
     return RowResult(sampled, [_distribution(request) for request in row.distributions])

@@ -35,6 +35,7 @@ class RunFacts:
     run_id: RunId
     seed: int
     arguments: Mapping[str, Any]
+    parent: Mapping[str, Any] | None = None  # {run, context} of the run that spawned it
 
 
 def answer(call: FactCall, run: RunFacts, model: ModelText) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def _describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]
         found["arguments"] = run.arguments
     if "prompt_template" in call.include:
         found["prompt_template"] = model.tokenizer.chat_template
+    if "parent" in call.include:
+        found["parent"] = run.parent
     return found
 
 

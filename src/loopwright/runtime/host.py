@@ -17,7 +17,7 @@ from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import WatchCall
 from loopwright.core.control import Session
-from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError
+from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError, PermissionDenied
 from loopwright.core.ids import CallId
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
@@ -55,6 +55,7 @@ class Host:
         events: EventLog,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
+        denial_hint: str = "",
     ) -> None:
         self._session = session
         self._model = model
@@ -62,6 +63,7 @@ class Host:
         self._events = events
         self._limits = limits
         self._fail = fail
+        self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
         self._pump: asyncio.Task[None] | None = None
         self._open: dict[int, OpenCall] = {}
@@ -267,6 +269,8 @@ class Host:
         self._push(handle, "ok", payload, call.answer)
 
     def _answer_error(self, handle: int, error: LoopwrightError, wants_answer: bool) -> None:
+        if isinstance(error, PermissionDenied) and self._denial_hint:
+            error.hint = f"{error.hint}; {self._denial_hint}" if error.hint else self._denial_hint
         self._push(handle, "error", error.info(), wants_answer)
 
     def _push(self, handle: int, kind: str, payload: object, wants_answer: bool = True) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from loopwright.core.child_calls import Spawn
 from loopwright.core.clock import Clock
 from loopwright.core.control import Control, ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -33,11 +34,13 @@ from loopwright.core.model_info import ModelInfo
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
+from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
+from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
@@ -47,7 +50,7 @@ from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """A run and its books."""
 
@@ -62,6 +65,9 @@ class Run:
     mailbox: Mailbox
     started_s: float  # wall time
     started_now_s: float  # monotonic time
+    children: Children
+    parent: Children | None = None  # those of the run that spawned it
+    context: Any = None  # what that one gave it
     ended_now_s: float | None = None
     task: asyncio.Task[None] | None = None
     failure: LoopwrightError | None = field(default=None)
@@ -71,6 +77,7 @@ class Run:
         if self.failure is None and self.task is not None and not self.task.done():
             self.failure = error
             self.task.cancel()
+            self.children.fail()  # at once: a program may take its time to end
 
 
 class Launcher:
@@ -133,11 +140,27 @@ class Launcher:
         sandbox = self._sandboxes.get(spec.sandbox)
         if sandbox is None:
             raise BadRequest(f"this server has no {spec.sandbox!r} sandbox", field="sandbox")
-        if self._num_live >= self._max_live_runs:
-            raise Overloaded(f"{self._num_live} runs are live; the limit is {self._max_live_runs}")
+        self._check_room()
         run = self._make_run(spec, name, program, sandbox)
         self._admit(run)
         return run.run_id
+
+    def _spawn(self, parent: Run, call: Spawn) -> Run:
+        """Starts a child of a run, in the same sandbox."""
+        parent.children.check(call)
+        name, program = self._find_child(parent, call)
+        program.check_arguments(call.arguments)
+        self._check_room()
+        left_s = parent.started_now_s + parent.limits.seconds - self._clock.now_s()
+        seed = parent.children.take_seed(parent.seed)
+        spec = RunSpec(program=name, arguments=call.arguments, seed=seed, has_input=False)
+        child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
+        child.context = call.context
+        self._admit(child)
+        parent.children.add(child)
+        for run_id in parent.children.take_forgotten():
+            self._runs.pop(run_id, None)
+        return child
 
     async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
         async for event in self._find(run_id).events.follow(after):
@@ -177,10 +200,33 @@ class Launcher:
             return spec.program, read_builtin(BUILTIN_PROGRAMS[spec.program])
         return spec.program, self._programs.get(spec.program)
 
-    def _make_run(self, spec: RunSpec, name: str, program: Program, sandbox: Sandbox) -> Run:
+    def _find_child(self, parent: Run, call: Spawn) -> tuple[str, Program]:
+        if call.program:
+            return call.program, self._programs.get(call.program)
+        source = parent.program.source if call.source is None else call.source
+        name = parent.name if call.source is None else f"{parent.name}-child"
+        filename = parent.program.filename if call.source is None else f"{name}.py"
+        return name, read_program(source, filename, call.entry)
+
+    def _check_room(self) -> None:
+        if self._num_live >= self._max_live_runs:
+            raise Overloaded(f"{self._num_live} runs are live; the limit is {self._max_live_runs}")
+
+    def _make_run(
+        self,
+        spec: RunSpec,
+        name: str,
+        program: Program,
+        sandbox: Sandbox,
+        parent: Children | None = None,
+        left_s: float = 0.0,
+    ) -> Run:
         drawn = secrets.token_bytes(15)  # asked for once: it costs a tenth of a millisecond on some machines
         run_id = RunId(drawn[:8].hex())
-        limits = program.metadata.limits.capped(self._caps)
+        limits, permissions = program.metadata.limits.capped(self._caps), program.metadata.permissions
+        if parent is not None:
+            limits = limits.capped(parent.limits_left(left_s))
+            permissions = narrowed(permissions, parent.permissions)
         events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
         return Run(
             run_id=run_id,
@@ -194,6 +240,8 @@ class Launcher:
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
+            children=Children(run_id, limits, permissions, parent),
+            parent=parent,
         )
 
     def _admit(self, run: Run) -> None:
@@ -221,8 +269,8 @@ class Launcher:
                 result = await self._execute_in_sandbox(run)
                 run.events.check_result(len(result))
                 return msgspec.json.decode(result)
-        except TimeoutError:
-            if not deadline.expired():
+        except (TimeoutError, LoopwrightError):
+            if not deadline.expired() or run.failure is not None:
                 raise
             raise DeadlineExceeded(
                 f"the run took longer than its {run.limits.seconds} s",
@@ -232,24 +280,24 @@ class Launcher:
 
     async def _execute_in_sandbox(self, run: Run) -> str:
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
-        facts = RunFacts(run.run_id, run.seed, run.arguments)
+        parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
+        facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
         session = self._control.open(run.run_id, limits)
         try:
             async with (
-                self._services.open(
-                    facts, run.program.metadata.permissions, run.limits, run.mailbox, run.events
-                ) as answers,
+                self._services.open(facts, run.children.permissions, run.limits, run.mailbox, run.events) as answers,
                 Host(
                     session=session,
                     model=self._model,
-                    answers=answers,
+                    answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
                     events=run.events,
                     limits=run.limits,
                     fail=run.fail,
+                    denial_hint="" if run.parent is None else DENIED_TO_CHILD,
                 ) as host,
             ):
                 arguments = json.dumps(run.arguments)
-                return await run.sandbox.run(run.program.source, run.program.filename, arguments, host, run.limits)
+                return await run.sandbox.run(run.program.code, run.program.filename, arguments, host, run.limits)
         finally:
             session.close()
 
@@ -279,6 +327,7 @@ class Launcher:
             started_s=run.started_s,
             seconds_s=end_s - run.started_now_s,
             num_events=len(run.events),
+            parent=None if run.parent is None else run.parent.run_id,
         )
 
     def _forget_oldest(self) -> None:
@@ -289,11 +338,14 @@ class Launcher:
 
 
 def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
-    """What ended the run, out of the groups that our own task groups wrap it in."""
+    """What ended the run, out of the groups that our own task groups wrap it in. If somebody decided that it ends, that
+    is it, whatever the program made of being cancelled."""
+    if run.failure is not None:
+        return run.failure
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     if isinstance(problem, asyncio.CancelledError):
-        return run.failure or Cancelled("the run was cancelled")
+        return Cancelled("the run was cancelled")
     if isinstance(problem, LoopwrightError):
         return problem
     return InternalError(f"{type(problem).__name__}: {problem}")

@@ -28,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue_depth: Amount = 1024  # open calls of one queue
     max_log_lines_per_s: Amount = 1000  # logged or printed; ten seconds' worth may come at once
     max_children: Amount = 16  # child programs alive at once, those of its children included
+    max_file_bytes: Amount = 0  # of files of its own, in the sandbox; 0 is none at all
     max_state_bytes: Amount = 4 << 20  # of each string store that the run writes
 
     def capped(self, caps: "Limits") -> "Limits":

@@ -19,6 +19,9 @@ from loopwright.runtime.addresses import as_address, canonical_host, reach
 DEFAULT_PORTS = (80, 443)
 LOOPBACK_NAME = "localhost"
 _TOOL = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_./-]+|\.\*)?")
+PROGRAM_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+OWN_SOURCE = "@self"
+ANY_SOURCE = "@source"
 
 
 class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +29,7 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     http: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()  # deployed programs by name; "@self": functions of its own file, "@source": any text
     channels: tuple[str, ...] = ()  # topics and queues
     state: tuple[str, ...] = ()  # named stores
 
@@ -34,6 +38,8 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _check_pattern(pattern)
         for name in self.tools:
             _check_tool(name)
+        for name in self.children:
+            _check_child(name)
         for permission in ("channels", "state"):
             for pattern in getattr(self, permission):
                 _check_name_pattern(permission, pattern)
@@ -85,6 +91,14 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises PermissionDenied unless some pattern covers the named store."""
         _check_named("state", self.state, name, f"use the store {name!r}")
 
+    def check_child(self, name: str) -> None:
+        """Raises PermissionDenied, naming the line to add, unless programs of that name may be spawned."""
+        if name not in self.children:
+            raise PermissionDenied(
+                f"the program may not spawn {name}; permitted: {', '.join(self.children) or 'nothing'}",
+                hint=f'add to the program\'s metadata: permissions = {{ children = ["{name}"] }}',
+            )
+
 
 def _check_named(permission: str, patterns: tuple[str, ...], name: str, action: str) -> None:
     if not any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in patterns):
@@ -103,8 +117,17 @@ def _check_name_pattern(permission: str, pattern: str) -> None:
         )
 
 
+def _check_child(name: str) -> None:
+    if name not in (OWN_SOURCE, ANY_SOURCE) and not PROGRAM_NAME.fullmatch(name):
+        raise ProgramRejected(
+            f"permissions.children holds {name!r}, which names no program",
+            hint=f'write the name of a deployed program, "{OWN_SOURCE}" or "{ANY_SOURCE}"',
+            field="permissions.children",
+        )
+
+
 def _check_pattern(pattern: str) -> None:
-    host, _, port = _split(pattern)
+    host, _, port = split_pattern(pattern)
     is_port = port in ("", "*") or (port.isdecimal() and port.isascii() and 0 < int(port) < 65536)
     if not is_port or "/" in pattern or not _is_host(host):
         raise ProgramRejected(
@@ -135,14 +158,14 @@ def _check_tool(name: str) -> None:
 
 
 def _matches(pattern: str, host: str, port: int) -> bool:
-    wanted_host, has_port, wanted_port = _split(pattern.lower())
+    wanted_host, has_port, wanted_port = split_pattern(pattern.lower())
     is_port_covered = wanted_port in ("*", str(port)) if has_port else port in DEFAULT_PORTS
     if wanted_host.startswith("*."):
         return is_port_covered and host.endswith(wanted_host[1:]) and len(host) >= len(wanted_host)
     return is_port_covered and host == wanted_host.removesuffix(".")
 
 
-def _split(pattern: str) -> tuple[str, bool, str]:
+def split_pattern(pattern: str) -> tuple[str, bool, str]:
     """Host, whether a port is named, the port. An IPv6 address stands in brackets."""
     if pattern.startswith("["):
         host, _, rest = pattern[1:].partition("]")

@@ -44,6 +44,12 @@ class Program:
     description: str
     parameters: tuple[Parameter, ...]
     metadata: Metadata
+    entry: str = "main"  # the function that is run
+
+    @property
+    def code(self) -> str:
+        """The source as a sandbox runs it, whose `main` is the entry."""
+        return self.source if self.entry == "main" else f"{self.source}\n\nmain = {self.entry}\n"
 
     @property
     def source_sha256(self) -> str:
@@ -53,7 +59,7 @@ class Program:
         """Raises BadRequest naming the argument that is missing, unknown or of the wrong type."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in arguments.keys() - known.keys():
-            raise BadRequest(f"{self.filename}: main has no parameter {name!r}; {self.usage()}", field=name)
+            raise BadRequest(f"{self.filename}: {self.entry} has no parameter {name!r}; {self.usage()}", field=name)
         for name, parameter in known.items():
             if name in arguments:
                 _check_type(self, parameter, arguments[name])
@@ -66,16 +72,16 @@ class Program:
             f"{one.name}: {one.type}" if one.is_required else f"{one.name}: {one.type} = {one.default!r}"
             for one in self.parameters
         ]
-        return f"usage: main({', '.join(words)})"
+        return f"usage: {self.entry}({', '.join(words)})"
 
 
-def read_program(source: str, filename: str) -> Program:
+def read_program(source: str, filename: str, entry: str = "main") -> Program:
     """Raises ProgramRejected, with file and line, for a file that is not a program."""
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")
     tree = _parse(source, filename)
-    main = _find_main(tree, filename)
+    main = _find_main(tree, filename, entry)
     try:
         parameters = _parameters(main, filename)
     except RecursionError:  # what the parser just bears is too deep for the rest
@@ -86,6 +92,7 @@ def read_program(source: str, filename: str) -> Program:
         description=_first_line(ast.get_docstring(tree) or ast.get_docstring(main) or ""),
         parameters=parameters,
         metadata=_metadata(source, filename),
+        entry=entry,
     )
 
 
@@ -105,15 +112,16 @@ def _parse(source: str, filename: str) -> ast.Module:
         raise ProgramRejected(f"{filename} cannot be parsed: {error}") from None
 
 
-def _find_main(tree: ast.Module, filename: str) -> ast.AsyncFunctionDef:
+def _find_main(tree: ast.Module, filename: str, entry: str) -> ast.AsyncFunctionDef:
     found = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main"
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == entry
     ]
+    hint = f"`async def {entry}(...)`"
     if not found:
-        raise ProgramRejected(f"{filename} has no main", hint="define `async def main(...)` at the top level")
+        raise ProgramRejected(f"{filename} has no {entry}", hint=f"define {hint} at the top level")
     main = found[-1]
     if not isinstance(main, ast.AsyncFunctionDef):
-        raise ProgramRejected(f"{filename}, line {main.lineno}: main is not async", hint="write `async def main(...)`")
+        raise ProgramRejected(f"{filename}, line {main.lineno}: {entry} is not async", hint=f"write {hint}")
     return main
 
 
@@ -186,6 +194,6 @@ def _check_type(program: Program, parameter: Parameter, value: object) -> None:
     if is_bool_for_number or not any(isinstance(value, types) for types in wanted if types):
         raise BadRequest(
             f"{program.filename}: the argument {parameter.name!r} is {type(value).__name__}; "
-            f"main wants {parameter.type}; {program.usage()}",
+            f"{program.entry} wants {parameter.type}; {program.usage()}",
             field=parameter.name,
         )

@@ -5,15 +5,13 @@ A server that starts again finds what was deployed before.
 
 import contextlib
 import os
-import re
 import tempfile
 from pathlib import Path
 
 from loopwright.core.errors import BadRequest, NotFound, ProgramRejected, Unavailable
 from loopwright.core.runs import ProgramInfo
+from loopwright.runtime.permissions import PROGRAM_NAME
 from loopwright.runtime.program import Program, read_program
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class ProgramStore:
@@ -28,7 +26,7 @@ class ProgramStore:
 
     def put(self, name: str, source: str, filename: str) -> Program:
         """Checks and keeps a program; replaces one of that name."""
-        if not _NAME.fullmatch(name):
+        if not PROGRAM_NAME.fullmatch(name):
             raise BadRequest(
                 f"{name!r} cannot name a program", field="name", hint="use a-z, 0-9, - and _, at most 64 of them"
             )

@@ -3,7 +3,8 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import errors, http, resources, tensor, tools
+from loopwright.sdk import children, errors, http, resources, tensor, tools
+from loopwright.sdk.children import Child, ChildFailed, parent_context, spawn
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
 from loopwright.sdk.distribution import Distribution, draw
@@ -38,6 +39,8 @@ __all__ = [
     "BadRequest",
     "BoundaryHit",
     "Cause",
+    "Child",
+    "ChildFailed",
     "Chunk",
     "Context",
     "ContextTooLong",
@@ -65,6 +68,7 @@ __all__ = [
     "Watched",
     "WatchedToken",
     "broadcast",
+    "children",
     "choice",
     "detokenize",
     "draw",
@@ -78,6 +82,7 @@ __all__ = [
     "log",
     "model",
     "models",
+    "parent_context",
     "prompt_template",
     "pull",
     "push",
@@ -85,6 +90,7 @@ __all__ = [
     "regex",
     "resources",
     "run_facts",
+    "spawn",
     "subscribe",
     "tensor",
     "tokenize",

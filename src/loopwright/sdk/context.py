@@ -315,6 +315,7 @@ class Context:
             settle=lambda payload: self._settle(payload, grow_from, written, num_tokens),
             fail=self._drop_segment,
             free=lambda payload: pages.free_grown(payload, grow_from),
+            nothing=Turn.nothing(num_tokens),
         )
         return self._segment
 
@@ -336,7 +337,8 @@ class Context:
 
     def _drop_segment(self) -> None:
         self._segment = None
-        self._queue.post("clear_queue")
+        if not self._queue.is_over:
+            self._queue.post("clear_queue")
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:
         await self._prepare(opens_turn=True)

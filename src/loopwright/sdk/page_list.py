@@ -157,6 +157,22 @@ class PageList:
             raise
         other.layout = kept
 
+    async def lend(self, name: str) -> None:
+        """Exports the pages, which hold KV in full, until they are borrowed."""
+        await self._queue.export_pages(name, self.names, positions=list(numbers(self.layout)))
+
+    async def borrow(self, name: str, num_pages: int, layout: list[Span]) -> None:
+        """Gives this list, which is empty, the pages that another run lent, and ends the loan: full pages are shared
+        with that run from now on, and the last one, if it is not full, is this list's alone."""
+        first = self._run.take_names(num_pages)
+        names = list(range(first, first + num_pages))
+        taken = self._queue.import_pages(name, names)
+        self.names = names
+        await taken
+        self.layout = layout
+        self._shared.update(names[: self.kv_len // await self.page_size()])
+        await self._queue.unexport_pages(name)
+
     def free_grown(self, payload: Payload, grow_from: int) -> None:
         """Frees what a call grew that nobody will account for."""
         self._queue.free_pages(list(range(grow_from, grow_from + payload["num_pages"] - len(self.names))))
@@ -180,6 +196,8 @@ class PageList:
     def _settle(self, done: "asyncio.Future[Payload]", grow_from: int, written: Spans) -> None:
         """A forward that the program stopped waiting for still counts, if it went well; its drafts do not."""
         self._unsettled = None
+        if self._queue.is_over:
+            return
         if done.cancelled() or done.exception() is not None:
             self._queue.post("clear_queue")
         elif self._is_closed:

@@ -18,6 +18,7 @@ class RunState:
         self._next_name = 1
         self._num_contexts = 0
         self.idle_queues: dict[int, list[int]] = {}  # names by priority: what closed contexts left
+        self._has_taken_context = False
         self._description: asyncio.Future[dict[str, Any]] | None = None
 
     def take_names(self, count: int = 1) -> int:
@@ -36,6 +37,17 @@ class RunState:
         if self._description is None or self._description.cancelled():
             self._description = self._port.issue({"op": "describe"})
         return await asyncio.shield(self._description)
+
+    async def take_parent_context(self) -> dict[str, Any] | None:
+        """What the run that spawned this one gave it, the first time; then None."""
+        if self._has_taken_context:
+            return None
+        parent = (await self._port.issue({"op": "describe", "include": ["parent"]}))["parent"]
+        if self._has_taken_context:
+            return None
+        self._has_taken_context = True
+        found: dict[str, Any] | None = parent and parent["context"]
+        return found
 
 
 _states: WeakKeyDictionary[Port, RunState] = WeakKeyDictionary()

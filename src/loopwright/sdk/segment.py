@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.errors import Cancelled, LoopwrightError
 from loopwright.sdk.port import Stream
 from loopwright.sdk.turn import Chunk, Turn
 from loopwright.sdk.turnstile import Turnstile
@@ -18,7 +18,8 @@ Payload = dict[str, Any]
 class Segment:
     """A segment that was begun on a context. Whoever finishes it brings the context up to date, by `settle`.
 
-    `fail` is called instead if the segment fails, and `free`, with what it came to, if the context is gone."""
+    `fail` is called instead if the segment fails, and `free`, with what it came to, if the context is gone. `nothing`
+    is its turn if it is interrupted before it could start."""
 
     def __init__(
         self,
@@ -27,9 +28,11 @@ class Segment:
         settle: Callable[[Payload], Turn],
         fail: Callable[[], None],
         free: Callable[[Payload], None],
+        nothing: Turn,
     ) -> None:
         self.parts = parts
-        self._settle, self._fail, self._free = settle, fail, free
+        self._settle, self._fail, self._free, self._nothing = settle, fail, free, nothing
+        self._is_interrupted = False
         self._turn: Turn | None = None
 
     async def finish(self) -> Turn:
@@ -41,13 +44,17 @@ class Segment:
         except asyncio.CancelledError:
             self.interrupt()
             raise
-        except LoopwrightError:
+        except LoopwrightError as error:
             self._fail()
-            raise
+            if not (self._is_interrupted and isinstance(error, Cancelled)):
+                raise
+            self._turn = self._nothing
+            return self._turn
         self._turn = self._settle(payload)
         return self._turn
 
     def interrupt(self) -> None:
+        self._is_interrupted = True
         self.parts.interrupt()
 
     def abandon(self) -> None:

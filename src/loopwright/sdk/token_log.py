@@ -22,7 +22,7 @@ class TokenLog:
         self.transcript = Transcript()
         self.num_written = 0  # how many of the last tokens the model wrote
         self._parts: deque[Part] = deque()
-        self._marks: list[tuple[int, Transcript]] = [(0, Transcript())]  # the transcript at some numbers of tokens
+        self.marks: list[tuple[int, Transcript]] = [(0, Transcript())]  # the transcript at some numbers of tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,9 +56,9 @@ class TokenLog:
 
     async def truncate(self, num_tokens: int) -> None:
         """Keeps the first tokens. Of a message cut in two, what is left counts as written behind those before it."""
-        while self._marks[-1][0] > num_tokens:
-            self._marks.pop()
-        marked, transcript = self._marks[-1]
+        while self.marks[-1][0] > num_tokens:
+            self.marks.pop()
+        marked, transcript = self.marks[-1]
         transcript = transcript.copy()
         if transcript.is_open and marked < num_tokens:
             transcript.write((await detokenize(self.tokens[marked:num_tokens]))["text"])
@@ -73,13 +73,13 @@ class TokenLog:
         self.num_written -= size_of(common(gone, ((first_written, len(self.tokens)),)))
         kept = [*left, (gone[-1][1], len(self.tokens))]
         self.tokens = [self.tokens[place] for place in numbers(kept)]
-        self._marks = [(moved_up(marked, gone), transcript) for marked, transcript in self._marks]
+        self.marks = [(moved_up(marked, gone), transcript) for marked, transcript in self.marks]
 
     def copy(self) -> "TokenLog":
         """Of what is tokens already."""
         other = TokenLog()
         other.tokens, other.transcript = list(self.tokens), self.transcript.copy()
-        other.num_written, other._marks = self.num_written, list(self._marks)
+        other.num_written, other.marks = self.num_written, list(self.marks)
         return other
 
     async def _render(self, messages: list[Message], *, opens_turn: bool) -> None:
@@ -88,7 +88,7 @@ class TokenLog:
         payload = await render_chat(**self.transcript.delta(messages, opens_turn))
         self._extend_given(payload["tokens"])
         self.transcript.extend(messages, opens_turn)
-        self._marks.append((len(self.tokens), self.transcript.copy()))
+        self.marks.append((len(self.tokens), self.transcript.copy()))
 
     async def _write(self, part: str | list[int]) -> None:
         if isinstance(part, str):

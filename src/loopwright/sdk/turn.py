@@ -36,6 +36,11 @@ class Turn:
     cached_tokens: int = 0  # of the prompt, those whose KV somebody had computed before
 
     @classmethod
+    def nothing(cls, num_prompt_tokens: int) -> "Turn":
+        """Of a segment that was interrupted before it started."""
+        return cls("", (), (), 0, "interrupted", None, num_prompt_tokens)
+
+    @classmethod
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
         return cls(
             text=payload["text"],

@@ -53,13 +53,16 @@ class Watched:
             raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._segment is not None
         try:
             if self.turn is None:
                 self._acknowledge()
                 self._segment.interrupt()
                 self.turn = await self._end(self._segment)
+        except LoopwrightError:
+            if error is None:  # else what the block fails with is what counts
+                raise
         finally:
             self._turnstile.__exit__()
 

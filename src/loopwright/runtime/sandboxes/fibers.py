@@ -19,11 +19,11 @@ from wasmtime.component import Component, Instance, Linker, LinkerInstance
 
 from loopwright.core.errors import InternalError
 from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandboxes.private_files import PrivateFiles
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
     HOST_INTERFACE,
-    WASI_POLL_FUNCTIONS,
-    WASI_POLL_INTERFACE,
+    blocked_functions,
     new_store,
     runner_memory,
 )
@@ -60,13 +60,16 @@ _HOST_FAILED = "the host failed in a call of the guest"
 class ParkedInstance:
     """An instance of the runner in a store of its own, in which nothing runs."""
 
-    def __init__(self, store: Store, instance: Instance) -> None:
+    def __init__(self, store: Store, instance: Instance, files: PrivateFiles | None) -> None:
         self.store = store
         self.instance = instance
+        self.files = files
 
     def close(self) -> None:
-        """Gives its memory back."""
+        """Gives its memory back, and deletes its files."""
         self.store.close()
+        if self.files is not None:
+            self.files.remove()
 
 
 class FiberHost:
@@ -79,27 +82,32 @@ class FiberHost:
         self._fibers: dict[int, Fiber] = {}  # by the address of the store's context
         self._callbacks: list[object] = []  # what C calls must not be collected
         self._continue = _Continue(lambda address: self._fibers[address].finish_wait())
-        self._linker = self._new_linker()
+        self._linker = self._new_linker(has_files=False)
+
+    @cached_property
+    def _linker_with_files(self) -> Linker:
+        return self._new_linker(has_files=True)
 
     @cached_property
     def runner_memory(self) -> int:
         """Bytes of linear memory of an instance in which nothing has run."""
         return runner_memory(lambda max_memory: self.instantiate(max_memory).close())
 
-    def instantiate(self, max_memory: int = -1) -> ParkedInstance:
-        """A new instance. Raises WasmtimeError."""
-        store = new_store(self._engine, max_memory)
+    def instantiate(self, max_memory: int = -1, files: PrivateFiles | None = None) -> ParkedInstance:
+        """A new instance, which owns its files. Raises WasmtimeError."""
+        store = new_store(self._engine, max_memory, files)
+        linker = self._linker if files is None else self._linker_with_files
         # Declared as returning an error, and returns nothing: what comes back is not a pointer.
         bindings.wasmtime_context_epoch_deadline_async_yield_and_update(store._context(), 1)
         raw, error = bindings.wasmtime_component_instance_t(), POINTER(_Error)()
         future = bindings.wasmtime_component_linker_instantiate_async(
-            self._linker.ptr(), store._context(), self._component.ptr(), byref(raw), byref(error)
+            linker.ptr(), store._context(), self._component.ptr(), byref(raw), byref(error)
         )
         while not bindings.wasmtime_call_future_poll(future):
             pass  # suspended by a tick only
         bindings.wasmtime_call_future_delete(future)
         _check(error)
-        return ParkedInstance(store, Instance._from_raw(raw))
+        return ParkedInstance(store, Instance._from_raw(raw), files)
 
     def start(self, parked: ParkedInstance, guest: Guest, arguments: tuple[str, ...]) -> "Fiber":
         """A fiber for `run(*arguments)` in the instance, which it owns from now on. It starts with its first poll."""
@@ -120,15 +128,17 @@ class FiberHost:
         """Frees the linker. Every fiber and parked instance must be gone."""
         assert not self._fibers
         self._linker.close()
+        if "_linker_with_files" in vars(self):
+            self._linker_with_files.close()
 
-    def _new_linker(self) -> Linker:
+    def _new_linker(self, *, has_files: bool) -> Linker:
         linker = Linker(self._engine)
         linker.allow_shadowing = True
         linker.add_wasip2()
         with linker.root() as root:
-            with root.add_instance(WASI_POLL_INTERFACE) as poll:
-                for name in WASI_POLL_FUNCTIONS:
-                    self._define(poll, name, self._blocked)
+            for interface, name in blocked_functions(has_files=has_files):
+                with root.add_instance(interface) as blocked:
+                    self._define(blocked, name, self._blocked)
             with root.add_instance(HOST_INTERFACE) as host:
                 self._define(host, "submit", self._submit)
                 self._define(host, "log", self._log)
@@ -219,6 +229,11 @@ class Fiber:
             byref(function), parked.store._context(), self._args, len(arguments),
             byref(self._result), 1, byref(self._error),
         )  # fmt: skip
+
+    @property
+    def files(self) -> PrivateFiles | None:
+        """The files of the run, if it may have any."""
+        return self._parked.files
 
     def poll(self) -> bool:
         """Runs the guest until it waits, is interrupted, or returns: then true."""

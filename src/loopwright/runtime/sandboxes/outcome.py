@@ -26,6 +26,10 @@ _MAX_MESSAGE_CHARS = 4000
 _MAX_TRACEBACK_CHARS = 40_000
 
 
+_FILE_ERRORS = ("FileNotFoundError", "NotADirectoryError")
+_NO_FILES = "a program has files of its own when its metadata says so: limits = { max_file_bytes = 1_000_000 }"
+
+
 class _GuestError(msgspec.Struct):
     type: str
     message: str
@@ -68,7 +72,9 @@ def error_from_guest(text: str, limits: Limits) -> LoopwrightError:
             type=said.type if is_ours else "ProgramError",
             code="program_error",  # the type decides
             message=said.message[:_MAX_MESSAGE_CHARS],
-            hint=said.hint[:_MAX_MESSAGE_CHARS],
+            hint=_NO_FILES
+            if said.type in _FILE_ERRORS and not limits.max_file_bytes
+            else said.hint[:_MAX_MESSAGE_CHARS],
             field=said.field[:_MAX_MESSAGE_CHARS],
             traceback=said.traceback[-_MAX_TRACEBACK_CHARS:],
         )

@@ -5,6 +5,7 @@ thread, and each run has an engine of its own, whose epoch ends it. Never shares
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -21,12 +22,12 @@ from loopwright.core.errors import InternalError, Overloaded, ProgramError
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.private_files import CHECK_S, PrivateFiles
 from loopwright.runtime.sandboxes.waiting import next_events
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
     HOST_INTERFACE,
-    WASI_POLL_FUNCTIONS,
-    WASI_POLL_INTERFACE,
+    blocked_functions,
     load_compiled,
     new_engine,
     new_store,
@@ -88,7 +89,7 @@ class ReentrantSandbox:
             used_s += turn_s
             match status:
                 case ["wait", (None | int() | float()) as timeout_s]:
-                    name, arguments = "resume", (await next_events(guest, timeout_s),)
+                    name, arguments = "resume", (await next_events(guest, timeout_s, slot.files),)
                 case ["ok", str() as result]:
                     return checked_result(result, limits)
                 case ["error", str() as error]:
@@ -105,7 +106,7 @@ class ReentrantSandbox:
         slot.arm()
         turn = loop.run_in_executor(self._threads, slot.call, name, arguments)
         try:
-            await asyncio.wait([turn], timeout=max(left_s, 0))
+            await _wait_for(turn, max(left_s, 0), slot.files)
             is_late = not turn.done()
         finally:
             await _finish(slot, turn)
@@ -118,6 +119,17 @@ class ReentrantSandbox:
             raise slot.fault_or(ProgramError(trap_message(trap))) from None
         except (msgspec.DecodeError, RecursionError):
             return None, 0.0
+
+
+async def _wait_for(turn: "asyncio.Future[str]", left_s: float, files: PrivateFiles | None) -> None:
+    """Until the turn is done, or the time is over. Measures meanwhile what it writes. Raises LimitExceeded."""
+    if files is None:
+        await asyncio.wait([turn], timeout=left_s)
+        return
+    end_s = time.monotonic() + left_s
+    while not turn.done() and (left_s := end_s - time.monotonic()) > 0:
+        await asyncio.wait([turn], timeout=min(left_s, CHECK_S))
+        files.check_when_due()
 
 
 async def _finish(slot: "Slot", turn: "asyncio.Future[str]") -> None:
@@ -137,7 +149,8 @@ class Slot:
     def __init__(self, compiled: Path) -> None:
         self._engine = new_engine()
         self._component = load_compiled(self._engine, compiled)
-        self._linker = self._new_linker()
+        self._linker = self._new_linker(has_files=False)
+        self.files: PrivateFiles | None = None
         self._store: Store | None = None
         self._instance: Instance | None = None
         self._guest: Guest | None = None
@@ -154,7 +167,8 @@ class Slot:
         self._guest, self._fault = guest, None
         self._is_interrupted.clear()
         try:
-            self._store, self._instance = self._instantiate()
+            self.files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
+            self._store, self._instance = self._instantiate(files=self.files)
         except WasmtimeError as error:
             raise Overloaded(f"no room for another program: {str(error).splitlines()[0]}") from error
         self._store.set_limits(memory_size=self._runner_memory + (limits.memory_mb << 20))
@@ -163,15 +177,22 @@ class Slot:
     def _runner_memory(self) -> int:
         return runner_memory(lambda max_memory: self._instantiate(max_memory)[0].close())
 
-    def _instantiate(self, max_memory: int = -1) -> tuple[Store, Instance]:
-        store = new_store(self._engine, max_memory)
-        return store, self._linker.instantiate(store, self._component)
+    @cached_property
+    def _linker_with_files(self) -> Linker:
+        return self._new_linker(has_files=True)
+
+    def _instantiate(self, max_memory: int = -1, files: PrivateFiles | None = None) -> tuple[Store, Instance]:
+        store = new_store(self._engine, max_memory, files)
+        linker = self._linker if files is None else self._linker_with_files
+        return store, linker.instantiate(store, self._component)
 
     def close(self) -> None:
-        """Drops the instance."""
+        """Drops the instance and deletes its files."""
         if self._store is not None:
             self._store.close()
-        self._store = self._instance = self._guest = None
+        if self.files is not None:
+            self.files.remove()
+        self._store = self._instance = self._guest = self.files = None
 
     def arm(self) -> None:
         """Called before each turn: from now on `interrupt` ends it, even before it begins."""
@@ -197,14 +218,14 @@ class Slot:
         """What went wrong in the host during the guest's call, else `error`."""
         return error if self._fault is None else InternalError(f"a call of the guest failed: {self._fault!r}")
 
-    def _new_linker(self) -> Linker:
+    def _new_linker(self, *, has_files: bool) -> Linker:
         linker = Linker(self._engine)
         linker.allow_shadowing = True
         linker.add_wasip2()
         with linker.root() as root:
-            with root.add_instance(WASI_POLL_INTERFACE) as poll:
-                for name in WASI_POLL_FUNCTIONS:
-                    poll.add_func(name, _blocked)
+            for interface, name in blocked_functions(has_files=has_files):
+                with root.add_instance(interface) as blocked:
+                    blocked.add_func(name, _blocked)
             with root.add_instance(HOST_INTERFACE) as host:
                 host.add_func("submit", lambda _store, op: self._on_loop(lambda guest: guest.submit(op), 0))
                 host.add_func(

@@ -20,6 +20,7 @@ from loopwright.runtime.sandboxes import fibers
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
 from loopwright.runtime.sandboxes.instance_pool import InstancePool
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.private_files import PrivateFiles
 from loopwright.runtime.sandboxes.reentrant import ReentrantSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles
 from loopwright.runtime.sandboxes.waiting import next_events
@@ -97,9 +98,12 @@ class WasmSandbox:
         return fiber.drop()
 
     def _take(self, limits: Limits) -> ParkedInstance:
+        files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
         try:
-            parked = self._pool.take()
+            parked = self._pool.take() if files is None else self._host.instantiate(files=files)
         except WasmtimeError as error:
+            if files is not None:
+                files.remove()
             reason = str(error).splitlines()[0]
             raise Overloaded(f"no room for a program beside {self._num_live} others: {reason}") from error
         parked.store.set_limits(memory_size=self._host.runner_memory + (limits.memory_mb << 20))
@@ -118,9 +122,11 @@ async def _drive(fiber: Fiber, limits: Limits) -> None:
             return
         if used_s > limits.cpu_seconds:
             raise out_of_cpu(limits, used_s)
+        if fiber.files is not None:
+            fiber.files.check_when_due()
         if fiber.waits_ms is not None:
             timeout_s = None if fiber.waits_ms < 0 else fiber.waits_ms / 1000
-            fiber.answer(await next_events(fiber.guest, timeout_s))
+            fiber.answer(await next_events(fiber.guest, timeout_s, fiber.files))
         elif slice_s > MIN_SLICE_S:
             await asyncio.sleep(0)
 

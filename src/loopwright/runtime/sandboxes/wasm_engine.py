@@ -3,25 +3,24 @@
 Never runs a program. Used by `runner_build`, `fibers` and `reentrant`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wasmtime import Config, Engine, ExitTrap, Store, WasiConfig, WasmtimeError
 from wasmtime.component import Component
+
+from loopwright.runtime.sandboxes.private_files import PrivateFiles
 
 HOST_INTERFACE = "loopwright:program/host"
 
 CONFIG = {"epoch_interruption": True, "max_wasm_stack": 512 << 10}
 """Part of the key of the compiled runner: code compiled under other settings does not load."""
 
-WASI_POLL_INTERFACE = "wasi:io/poll@0.2.12"
-"""The release that wasmtime 50.0.1 implements. Under another name our definitions would not replace wasmtime's, and
-instantiation would fail."""
+WASI_RELEASE = "0.2.12"
+"""The one that wasmtime 50.0.1 implements. Under another our definitions would not replace wasmtime's, and no instance
+could be made."""
 
-WASI_POLL_FUNCTIONS = ("poll", "[method]pollable.block")
-"""Where WASI would block the host's thread. A program waits in `host.wait` only, so that these end it instead."""
-
-BLOCKED = "the program waited outside asyncio (select, poll or a socket), which the sandbox does not do; await instead"
+BLOCKED = "the program waited outside asyncio (select, fsync or a socket), which the sandbox does not do; await instead"
 
 LARGE_TICKS = 1 << 40
 
@@ -41,12 +40,31 @@ def load_compiled(engine: Engine, compiled: Path) -> Component:
     return Component.deserialize_file(engine, str(compiled))
 
 
-def new_store(engine: Engine, max_memory: int = -1) -> Store:
-    """A store whose guest has clocks and random numbers, and no file, argument, variable, socket or terminal, and at
-    most `max_memory` bytes of linear memory; -1 is no limit."""
+def blocked_functions(*, has_files: bool) -> Iterator[tuple[str, str]]:
+    """Interfaces and functions in which WASI would hold up the host's thread: these end the program, which is to wait
+    in `host.wait` only. To write a file is to call `block`; with files, whatever else could wait in it is here too."""
+    blocked = {
+        "io/poll": ("poll",) if has_files else ("poll", "[method]pollable.block"),
+        "clocks/monotonic-clock": ("subscribe-duration", "subscribe-instant"),
+        "sockets/tcp": ("[method]tcp-socket.subscribe",),
+        "sockets/udp": ("[method]udp-socket.subscribe",),
+        "sockets/ip-name-lookup": ("[method]resolve-address-stream.subscribe",),
+        "filesystem/types": ("[method]descriptor.sync", "[method]descriptor.sync-data"),
+    }
+    for interface, names in blocked.items():
+        for name in names:
+            yield f"wasi:{interface}@{WASI_RELEASE}", name
+
+
+def new_store(engine: Engine, max_memory: int = -1, files: PrivateFiles | None = None) -> Store:
+    """A store whose guest has clocks and random numbers, and no argument, variable, socket or terminal, no file but
+    those of `files`, and at most `max_memory` bytes of linear memory; -1 is no limit."""
     store = Store(engine)
     store.set_limits(memory_size=max_memory)
-    store.set_wasi(WasiConfig())
+    wasi = WasiConfig()
+    if files is not None:
+        wasi.preopen_dir(str(files.folder), "/")
+    store.set_wasi(wasi)
     store.set_epoch_deadline(LARGE_TICKS)
     return store
 

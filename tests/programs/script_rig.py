@@ -1,0 +1,47 @@
+"""Whole systems beside a model that says what a script says, for the tests of programs."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from loopwright.core.control import ControlStats
+from loopwright.core.events import Emit
+from loopwright.engine.scripted import NextToken, ScriptedExecutor
+from system_rig import Outcome, System, byte_text, program_source, system_over
+
+END_OF_TURN = 259
+ANSWERS_AT = "assistant\n"
+
+
+@asynccontextmanager
+async def scripted_system(says: Callable[[str, str], str]) -> AsyncIterator[System]:
+    """A model whose turn after the text `seen` is `says(seen, written)` in whole, of which `written` is out."""
+
+    def next_token(history: tuple[int, ...]) -> int:
+        text = bytes(token if token < 256 else 0 for token in history).decode(errors="replace")
+        seen, _, written = text.rpartition(ANSWERS_AT)
+        turn = says(seen, written)
+        return ord(turn[len(written)]) if len(written) < len(turn) else END_OF_TURN
+
+    async with engine_system(next_token) as system:
+        yield system
+
+
+@asynccontextmanager
+async def engine_system(next_token: NextToken) -> AsyncIterator[System]:
+    engine = ScriptedExecutor(next_token, num_blocks=1024)
+    try:
+        async with system_over(engine, byte_text(engine)) as system:
+            yield system
+    finally:
+        engine.close()
+
+
+async def run(system: System, name: str, **arguments: Any) -> tuple[Outcome, ControlStats]:
+    """What came of it, and what it cost; the system is new."""
+    outcome = await system.run(program_source(name), **arguments)
+    return outcome, await system.controller.stats()
+
+
+def emitted(outcome: Outcome) -> list[Any]:
+    return [event.value for event in outcome.events if isinstance(event, Emit)]

@@ -1,0 +1,445 @@
+"""Child programs: what they return, what they may do, how many there may be, and that none outlives its parent."""
+
+from typing import Any
+
+import pytest
+
+from loopwright.compose.config import RuntimeConfig
+from loopwright.core.events import Emit, Finished
+from loopwright.core.runs import RunInfo
+from loopwright.runtime.limits import Limits
+from system_rig import Outcome, System, byte_system, in_loop, until
+
+HEAD = """
+# /// program
+# permissions = { children = ["@self", "@source", "pupil"]PERMITTED }
+# limits = { LIMITS }
+# ///
+import asyncio
+from loopwright import *
+"""
+
+FAMILY = """
+async def add(a: int, b: int) -> int:
+    emit({"sum": a + b})
+    return a + b
+
+async def fail(message: str):
+    raise BadRequest(message, hint="a hint", field="message")
+
+async def hang():
+    emit("here")
+    await asyncio.Event().wait()
+
+async def tree(depth: int):
+    if depth:
+        await (await spawn(tree, depth=depth - 1)).wait()
+    else:
+        await hang()
+"""
+
+EXPLAIN = """
+def explained(error):
+    return {"type": type(error).__name__, "code": error.code, "message": error.message, "hint": error.hint}
+"""
+
+
+def program(body: str, *, permitted: str = "", limits: str = "") -> str:
+    main = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    head = HEAD.replace("PERMITTED", permitted).replace("LIMITS", limits)
+    return f"{head}{FAMILY}{EXPLAIN}\nasync def main():\n{main}\n"
+
+
+async def ended(system: System, body: str, **options: Any) -> Outcome:
+    return await system.run(program(body, **options))
+
+
+async def runs_of(system: System) -> list[RunInfo]:
+    return list(await system.launcher.runs())
+
+
+async def everybody_ended(system: System) -> None:
+    async def is_done() -> bool:
+        return all(one.state == "done" for one in await runs_of(system))
+
+    await until(is_done)
+    for one in await runs_of(system):
+        events = [event async for event in system.launcher.events(one.run)]
+        assert [isinstance(event, Finished) for event in events] == [False] * (len(events) - 1) + [True]
+
+
+@pytest.mark.parametrize("sandbox", ["native", pytest.param("wasm", marks=pytest.mark.wasm)])
+def test_a_child_returns_its_result_and_has_a_run_of_its_own(sandbox: str) -> None:
+    body = """
+kids = [await spawn(add, a=number, b=1) for number in range(3)]
+kids.append(await children.spawn("pupil", name="Zoë"))
+kids.append(await spawn("async def main(x: int):\\n    return x * 2\\n", x=21))
+return {"ids": [one.run_id for one in kids], "results": [await one.wait() for one in kids]}
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            await system.launcher.deploy("pupil", 'async def main(name: str):\n    return f"hi {name}"\n', "pupil.py")
+            parent = await system.start(program(body), sandbox)
+            result = (await parent.outcome()).result
+            assert result["results"] == [1, 2, 3, "hi Zoë", 42]
+            infos = {one.run: one for one in await runs_of(system)}
+            assert {infos[run].parent for run in result["ids"]} == {parent.run_id}
+            assert infos[parent.run_id].parent is None
+            assert [infos[run].program for run in result["ids"]] == ["program"] * 3 + ["pupil", "program-child"]
+            first = [event async for event in system.launcher.events(result["ids"][0])]
+            assert [event.value for event in first if isinstance(event, Emit)] == [{"sum": 1}]
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_how_a_child_ended_badly_is_a_typed_error_with_its_code() -> None:
+    body = """
+found = []
+for child in [await spawn(fail, message="no"), await spawn("import nothing_such\\nasync def main(): pass\\n")]:
+    for _ in range(2):  # it says so as often as it is asked
+        try:
+            await child.wait()
+        except ChildFailed as error:
+            found.append([error.code, type(error.error).__name__, error.run_id == child.run_id, error.hint])
+cancelled = await spawn(hang)
+cancelled.cancel()
+try:
+    await cancelled.wait()
+except ChildFailed as error:
+    found.append([error.code, type(error.error).__name__])
+return found
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            found = (await ended(system, body)).result
+            assert found[:2] == [["bad_request", "BadRequest", True, "a hint"]] * 2
+            assert [one[:3] for one in found[2:4]] == [["program_error", "ProgramError", True]] * 2
+            assert found[4] == ["cancelled", "Cancelled"]
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_a_childs_failure_that_nobody_catches_ends_the_parent_with_its_message() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            final = (await ended(system, 'await (await spawn(fail, message="too bad")).wait()')).final
+            assert final.code == "program_error"
+            assert final.error is not None
+            assert "ended with bad_request: too bad" in final.error.message
+
+    in_loop(scenario)
+
+
+def test_the_parent_hears_what_a_child_emits_as_it_comes() -> None:
+    body = """
+child = await spawn(hang)
+async for event in child.events():
+    if event["type"] == "emit":
+        heard = event["value"]
+        break
+child.cancel()
+rest = [event["type"] async for event in child.events(after=1)]
+return [heard, rest]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            assert (await ended(system, body)).result == ["here", ["done"]]
+
+    in_loop(scenario)
+
+
+def test_who_gives_up_waiting_may_wait_again() -> None:
+    body = """
+child = await spawn("import asyncio\\nasync def main():\\n    await asyncio.sleep(0.01)\\n    return 7\\n")
+first = asyncio.create_task(child.wait())
+await asyncio.sleep(0)
+first.cancel()
+return [await child.wait(), *await asyncio.gather(child.wait(), child.wait())]
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            assert (await ended(system, body)).result == [7, 7, 7]
+
+    in_loop(scenario)
+
+
+# What may be spawned
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("add, a=1, b=1", "@self"), ('"async def main():\\n  pass\\n"', "@source"), ('"pupil", name="x"', "pupil")],
+)
+def test_nothing_may_be_spawned_that_the_permissions_do_not_list(what: str, name: str) -> None:
+    others = [one for one in ("@self", "@source", "pupil") if one != name]
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            await system.launcher.deploy("pupil", "async def main(name: str):\n    return name\n", "pupil.py")
+            source = program(f"await spawn({what})").replace('["@self", "@source", "pupil"]', str(others))
+            final = (await system.run(source)).final
+            assert final.code == "denied"
+            assert final.error is not None
+            assert f"may not spawn {name}; permitted: {', '.join(others)}" in final.error.message
+            assert final.error.hint == f'add to the program\'s metadata: permissions = {{ children = ["{name}"] }}'
+            assert len(await runs_of(system)) == 1
+
+    in_loop(scenario)
+
+
+def test_what_cannot_be_spawned_is_refused_before_it_is_a_run() -> None:
+    body = """
+found = []
+for what, arguments in [
+    (add, {"a": 1}), (add, {"a": 1, "b": "x"}), ("pupil", {}), ("def main():\\n", {}), (lambda: 1, {}), (EXPLAIN, {}),
+]:
+    try:
+        await spawn(what, **arguments)
+    except (BadRequest, errors.ProgramRejected) as error:
+        found.append(type(error).__name__)
+return found
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            found = (await ended(system, body.replace("EXPLAIN", '"async def main(:\\n"'))).result
+            assert found == ["BadRequest", "BadRequest", "NotFound", "ProgramRejected", "BadRequest", "ProgramRejected"]
+            assert len(await runs_of(system)) == 1
+
+    in_loop(scenario)
+
+
+def test_a_child_may_reach_only_what_its_parent_may_too() -> None:
+    child = """
+# /// program
+# permissions = { http = ["127.0.0.1:*"], children = ["@self"] }
+# ///
+from loopwright import *
+async def main():
+    told = []
+    for act in (lambda: http.get_text("http://127.0.0.1:9/"), lambda: spawn(main)):
+        try:
+            await act()
+        except PermissionDenied as error:
+            told.append([error.message, error.hint])
+    return told
+"""
+    body = f"return await (await spawn({child!r})).wait()"
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            source = program(body, permitted=', http = ["127.0.0.1:8"]').replace('"@self", ', "")
+            told = (await system.run(source)).result
+            assert len(told) == 2
+            assert "127.0.0.1:9; permitted: 127.0.0.1:8" in told[0][0]
+            assert "may not spawn @self; permitted: nothing" in told[1][0]
+            assert all("list it in the metadata of both" in hint for _, hint in told)
+
+    in_loop(scenario)
+
+
+# How many, and how long
+
+
+@pytest.mark.parametrize("sandbox", ["native", pytest.param("wasm", marks=pytest.mark.wasm)])
+def test_a_fork_bomb_ends_at_the_limit_of_who_lit_it_and_neighbours_do_not_notice(sandbox: str) -> None:
+    bomb = """
+# /// program
+# permissions = { children = ["@self"] }
+# limits = { max_children = 5 }
+# ///
+from loopwright import *
+import asyncio
+async def main():
+    while True:
+        try:
+            await spawn(main)
+        except LimitExceeded as error:
+            emit(error.message)
+            await asyncio.Event().wait()
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            alone = (await system.chat("hello", max_tokens=8)).text
+            lit = await system.start(bomb, sandbox)
+
+            async def is_full() -> bool:
+                runs = await runs_of(system)
+                bombs = [one for one in runs if one.program == "program"]
+                heard = [system.launcher._find(one.run).events for one in bombs]
+                return len(bombs) == 6 and all(any(isinstance(e, Emit) for e in log._events) for log in heard)
+
+            await until(is_full)
+            assert (await system.chat("hello", max_tokens=8)).text == alone
+            assert len([one for one in await runs_of(system) if one.state == "running"]) == 6
+            await system.launcher.cancel(lit.run_id)
+            assert (await lit.outcome()).final.code == "cancelled"
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_a_line_of_descendants_has_an_end() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            final = (await ended(system, "await (await spawn(tree, depth=20)).wait()")).final
+            assert final.error is not None
+            assert "8 runs stand above the child; the limit is 8" in final.error.message
+            assert len(await runs_of(system)) == 8
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_room_comes_back_when_a_child_ends() -> None:
+    body = """
+for number in range(100):
+    await (await spawn(add, a=number, b=0)).wait()
+a, b = await spawn(hang), await spawn(hang)
+try:
+    await spawn(hang)
+except LimitExceeded as error:
+    return explained(error)
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            other = (await system.run("async def main():\n    return 1\n")).events[0].run
+            parent = await system.start(program(body, limits="max_children = 2"))
+            told = (await parent.outcome()).result
+            assert told["message"] == (
+                f"the run {parent.run_id} has 2 child programs alive, those of its children included; its limit is 2"
+            )
+            assert "limits.max_children" in told["hint"]
+            runs = [one.run for one in await runs_of(system)]
+            assert other in runs
+            assert len(runs) <= 64 + 4  # of many children the last ones alone are kept
+
+    in_loop(scenario)
+
+
+def test_a_childs_limits_are_what_it_asks_for_its_parent_has_and_the_server_gives() -> None:
+    child = """
+# /// program
+# limits = { memory_mb = 500, max_pages = 3, seconds = 3000, max_children = 1000, max_output_bytes = 7000 }
+# ///
+async def main():
+    pass
+"""
+    body = f"return (await spawn({child!r})).run_id"
+
+    async def scenario() -> None:
+        runtime = RuntimeConfig(allows_native=True, caps=Limits(memory_mb=512, max_pages=100))
+        async with byte_system(runtime=runtime) as system:
+            limits = "memory_mb = 40, seconds = 50, max_children = 4"
+            run_id = (await ended(system, body, limits=limits)).result
+            found = system.launcher._find(run_id).limits
+            assert (found.memory_mb, found.max_pages, found.max_children) == (40, 3, 4)
+            assert found.max_output_bytes == 7000
+            assert 0 < found.seconds <= 50
+
+    in_loop(scenario)
+
+
+# None outlives its parent
+
+
+@pytest.mark.parametrize("way", ["returns", "raises", "is cancelled", "is out of time"])
+@pytest.mark.parametrize("sandbox", ["native", pytest.param("wasm", marks=pytest.mark.wasm)])
+def test_when_a_parent_is_over_so_is_all_below_it(way: str, sandbox: str) -> None:
+    end = {"returns": "return 1", "raises": "raise ValueError", "is out of time": "await hang()"}.get(
+        way, "await hang()"
+    )
+    body = f"""
+child = await spawn(tree, depth=3)
+async for event in child.events():
+    break
+{end}
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            limits = "seconds = 2" if way == "is out of time" else ""
+            parent = await system.start(program(body, limits=limits), sandbox)
+            if way == "is cancelled":
+
+                async def all_there() -> bool:
+                    return len(await runs_of(system)) == 5
+
+                await until(all_there)
+                await system.launcher.cancel(parent.run_id)
+            code = {"returns": "ok", "raises": "program_error", "is cancelled": "cancelled"}.get(way, "deadline")
+            assert (await parent.outcome()).final.code == code
+            assert [one.state for one in await runs_of(system) if one.state != "done"] == []  # before its own end
+            codes = {one.code for one in await runs_of(system) if one.parent}
+            assert codes <= ({"cancelled", "deadline"} if way == "is out of time" else {"cancelled"})
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_cancelling_reaches_all_descendants_at_once() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            parent = await system.start(program("await (await spawn(tree, depth=4)).wait()"))
+
+            async def all_there() -> bool:
+                return len(await runs_of(system)) == 6
+
+            await until(all_there)
+            await system.launcher.cancel(parent.run_id)
+            tasks = [system.launcher._find(one.run).task for one in await runs_of(system)]
+            assert all(task is not None and task.cancelling() for task in tasks)  # nobody else had a turn yet
+            await parent.outcome()
+            await everybody_ended(system)
+
+    in_loop(scenario)
+
+
+def test_a_child_of_somebody_else_is_not_to_be_heard_or_cancelled() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            victim = await system.start("import asyncio\nasync def main():\n    await asyncio.Event().wait()\n")
+            body = f"""
+found = []
+child = children.Child({str(victim.run_id)!r}, None)
+child.cancel()
+try:
+    async for event in child.events():
+        found.append(event)
+except NotFound as error:
+    found.append(error.message)
+return found
+"""
+            assert (await ended(system, body)).result == [f"run: {victim.run_id} is no child of this run"]
+            assert [one.state for one in await runs_of(system)] == ["running", "done"]
+            await system.launcher.cancel(victim.run_id)
+            await victim.outcome()
+
+    in_loop(scenario)
+
+
+def test_a_run_with_a_seed_has_the_same_children_again() -> None:
+    source = """
+async def draw():
+    ctx = Context()
+    ctx.append("once")
+    return (await ctx.generate(max_tokens=6, temperature=1.0, ignore_eos=True)).text
+"""
+    body = "return [await (await spawn(draw)).wait() for _ in range(2)]"
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            whole = program(body) + source
+            first, again, other = [(await system.run(whole, seed=seed)).result for seed in (3, 3, 4)]
+            assert first == again != other
+            assert first[0] != first[1]
+
+    in_loop(scenario)
