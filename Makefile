@@ -21,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check parity soak examples docs reference bench size changelog clean
+.PHONY: help setup demo test fuzz check parity soak examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -33,6 +33,9 @@ demo: $(RUNTIME) ## run an agent in its sandbox, beside a real model
 
 test: $(DEV)     ## the whole test suite
 	$(BIN)/pytest $(ARGS)
+
+fuzz: $(DEV)     ## 100,000 malformed messages each way across the boundary of a program
+	LOOPWRIGHT_FUZZ=100000 $(BIN)/pytest --timeout 3600 tests/system/test_abi_fuzz.py $(ARGS)
 
 check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 	$(BIN)/ruff format --check
@@ -54,8 +57,9 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write docs/calls.md from the calls' schemas and docstrings
+reference: $(DEV) ## write docs/calls.md, docs/sdk.md and docs/metadata.md from the source
 	$(BIN)/python tests/project/calls_reference.py
+	$(BIN)/python tests/project/sdk_reference.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

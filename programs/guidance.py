@@ -36,5 +36,6 @@ async def main(
 
 def logprobs(dist: Distribution) -> list[float]:
     """Of the whole vocabulary: the logits, moved so that the most probable one has its log-probability."""
-    shift = dist.logprobs[0] - dist.logits[dist.ids[0]]
-    return [logit + shift for logit in dist.logits]
+    logits = dist.logits or ()
+    shift = dist.logprobs[0] - logits[dist.ids[0]]
+    return [logit + shift for logit in logits]

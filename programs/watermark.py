@@ -47,7 +47,12 @@ async def main(text: str = "The sea is", max_tokens: int = 200, seed: int = 1, m
     ctx = Context(seed=seed)
     ctx.append(text)
     await ctx.flush()
-    options = {"sampler": marked, "state": {"last": float(ctx.tokens[-1])}} if mark else {"temperature": 1.0}
-    turn = await ctx.generate(max_tokens=max_tokens, ignore_eos=True, **options)
+    turn = await ctx.generate(
+        sampler=marked if mark else None,
+        state={"last": float(ctx.tokens[-1])} if mark else None,
+        temperature=None if mark else 1.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
     emit({"z": round(z_score([ctx.tokens[turn.num_prompt_tokens - 1], *turn.tokens]), 2)})
     return turn.text

@@ -40,6 +40,7 @@ from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.tool_config import ToolsConfig
 from loopwright.runtime.toolbox import open_toolbox
+from loopwright.runtime.tracing import TraceSink
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.store import ModelFiles, no_progress
@@ -170,6 +171,7 @@ async def system_over(
     runtime: RuntimeConfig | None = None,
     control: ControlConfig | None = None,
     tools: ToolsConfig | None = None,
+    trace: TraceSink | None = None,
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
     runtime = runtime or RuntimeConfig(allows_native=True)
@@ -186,7 +188,7 @@ async def system_over(
         stack.callback(serving.cancel)
         exchange = stack.enter_context(closing(make_exchange(runtime)))
         toolbox = await stack.enter_async_context(open_toolbox(tools or ToolsConfig()))
-        async with make_launcher(controller, text, sandboxes, runtime, exchange, toolbox) as launcher:
+        async with make_launcher(controller, text, sandboxes, runtime, exchange, trace, toolbox) as launcher:
             yield System(launcher, controller, text, executor)
             launcher.check_integrity()
             exchange.check_integrity()

@@ -2,9 +2,22 @@
 
 import gc
 import os
+import signal
 import sys
-from typing import NoReturn
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
+
+def _leave(number: int, frame: "FrameType | None") -> "NoReturn":
+    """An interrupt while the imports below run: nothing is open yet."""
+    os.write(2, b"loopwright: interrupted\n")
+    os._exit(130)
+
+
+signal.signal(signal.SIGINT, _leave)
 gc.set_threshold(
     50_000, 20, 100
 )  # imports make 200,000 objects that stay: looking for garbage is a tenth of their time
@@ -14,8 +27,9 @@ from loopwright import cli  # noqa: E402
 __all__ = ["main"]
 
 
-def main() -> NoReturn:
+def main() -> "NoReturn":
     """Runs the command line of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     status = cli.main()
     sys.stderr.flush()
     # Everything is closed by now but what an interrupt has left: threads that still load a model, perhaps for minutes,

@@ -9,7 +9,7 @@ from loopwright.core.calls import CreateQueue, Generate, QueueCall
 from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.events import Event, Finished, Started
+from loopwright.core.events import Emit, Event, Finished, Started
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion, Done, Progress, Segment
@@ -39,6 +39,7 @@ class FakeRuns:
         self._seconds_s = seconds_s
         self._fail_at = fail_at
         self.specs: list[RunSpec] = []
+        self._cancelled: set[RunId] = set()
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
@@ -56,6 +57,14 @@ class FakeRuns:
     async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
         yield Started(run=run_id, seq=0, time_s=0, program="noop", sandbox="wasm", model="byte", seed=0)
         await asyncio.sleep(0)
+        if self.specs[int(run_id)].filename == "neighbour.py":  # a round of 2 s after another, until it is cancelled
+            seq = max(after, 0)
+            while run_id not in self._cancelled:
+                seq += 1
+                yield Emit(run=run_id, seq=seq, time_s=0, value=[2.0])
+                await asyncio.sleep(0)
+            yield Finished(run=run_id, seq=seq + 1, time_s=0, code="cancelled")
+            return
         self._clock.advance(self._seconds_s)
         if self._fail_at is not None and int(run_id) >= self._fail_at:
             error = ErrorInfo(type="ProgramError", code="program_error", message="it broke")
@@ -64,10 +73,15 @@ class FakeRuns:
             yield Finished(run=run_id, seq=1, time_s=0, code="ok", result="done")
 
     async def cancel(self, run_id: RunId) -> None:
-        raise NotImplementedError
+        self._cancelled.add(run_id)
 
     async def runs(self) -> tuple[RunInfo, ...]:
-        return ()
+        return tuple(
+            RunInfo(
+                run=RunId(str(index)), program="", state="running", code=None, started_s=0, seconds_s=0, num_events=2
+            )
+            for index in range(len(self.specs))
+        )
 
     async def stats(self) -> ControlStats:
         return ControlStats()

@@ -3,7 +3,15 @@
 import pytest
 from bench_fakes import FakeRuns, cases
 
-from loopwright.bench.launch import NUM_WARM_UP, burst_s, launch_s, measure_launches, percentile
+from loopwright.bench.launch import (
+    LARGE,
+    NUM_WARM_UP,
+    burst_s,
+    launch_s,
+    measure_launches,
+    measure_neighbours,
+    percentile,
+)
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import ProgramError
 
@@ -18,18 +26,20 @@ async def test_a_burst_lasts_until_the_last_run_has_returned():
     assert await burst_s(FakeRuns(clock, 0.25), clock, 8) == 8 * 0.25
 
 
-async def test_the_rows_are_those_of_the_two_cases():
+async def test_the_rows_are_those_of_the_three_warm_cases():
     clock = FakeClock()
     runs = FakeRuns(clock, 0.25)
     rows = await measure_launches(runs, clock, num_rounds=3, num_sequential=4, num_burst=8)
     assert cases(rows) == [
         ("case=sequential", "p50_ms"),
         ("case=sequential", "p99_ms"),
+        ("case=program_200_lines", "p50_ms"),
+        ("case=program_200_lines", "p99_ms"),
         ("case=burst/n=8", "launches_per_s"),
     ]
-    assert [row.value for row in rows] == [250.0, 250.0, 4.0]
+    assert [row.value for row in rows] == [250.0, 250.0, 250.0, 250.0, 4.0]
     assert {row.runs for row in rows} == {3}
-    assert len(runs.specs) == NUM_WARM_UP + 3 * (4 + 8)
+    assert len(runs.specs) == NUM_WARM_UP + 3 * (4 + 4 + 8)
 
 
 async def test_a_run_that_fails_ends_the_measurement_with_its_own_error():
@@ -41,3 +51,19 @@ async def test_a_run_that_fails_ends_the_measurement_with_its_own_error():
 def test_a_percentile_is_the_nearest_rank():
     ordered = [float(value) for value in range(1, 201)]
     assert (percentile(ordered, 0.50), percentile(ordered, 0.99), percentile([5.0], 0.99)) == (100.0, 198.0, 5.0)
+
+
+def test_the_large_program_has_200_lines():
+    assert len((LARGE.source or "").splitlines()) == 200
+
+
+async def test_neighbours_have_a_row_without_a_burst_and_two_with_one():
+    clock = FakeClock()
+    runs = FakeRuns(clock, 0.25)
+    rows = await measure_neighbours(runs, clock, num_rounds=2, num_launches=8, num_neighbours=3, quiet_s=0.0)
+    assert [(row.case, row.metric, row.value) for row in rows] == [
+        ("case=neighbours/burst=0", "p99_ms", 2000.0),
+        ("case=neighbours/burst=8", "p99_ms", 2000.0),
+        ("case=neighbours/burst=8", "launches_per_s", 4.0),
+    ]
+    assert [spec.filename for spec in runs.specs].count("noop.py") == 2 * 8

@@ -79,6 +79,7 @@ def test_the_json_file_is_a_list_of_rows_with_every_field(tmp_path: Path):
         "peer_value": 4.0,
         "ratio": 0.75,
         "runs": 3,
+        "paper": None,
     }
 
 

@@ -94,6 +94,13 @@ def test_a_dead_runtime_worker_ends_its_own_runs_and_no_others(server: Server):
                     assert (await client.post(f"/v1/runs/{run.run_id}/cancel")).status_code == 202
                     await run.task
                     assert run.codes() == ["cancelled"]
+            for run in ended:  # what it did stays readable
+                told = await client.get(f"/v1/runs/{run.run_id}/events")
+                events = [json.loads(line[5:]) for line in told.text.splitlines() if line.startswith("data:")]
+                assert events == run.events
+                listed = {info["run"]: info for info in (await client.get("/v1/runs")).json()["runs"]}
+                assert (listed[run.run_id]["state"], listed[run.run_id]["code"]) == ("done", "internal")
+                assert json.loads(server.command("logs", run.run_id, "--json").out.splitlines()[0]) == run.events[0]
             for _ in range(4):
                 assert (await run_to_end(client, HELLO)).json()["result"] == "hello"
             assert (await client.post("/v1/programs", json={"name": "hello", "source": HELLO})).status_code == 200
@@ -102,28 +109,36 @@ def test_a_dead_runtime_worker_ends_its_own_runs_and_no_others(server: Server):
             assert (await client.get("/health")).status_code == 200
 
     asyncio.run(scenario())
-    assert "the runtime-0 process ended with status -9: restart the server" in server.running.err
+    assert "the runtime-0 process ended with status -9: its runs are over, and another is started" in server.running.err
     assert "Traceback" not in server.running.err
     assert server.command("ps", "--all").status == 0
 
 
-def test_without_runtime_workers_every_request_says_so(server: Server):
+def test_dead_runtime_workers_are_started_again_with_what_was_deployed(server: Server):
     async def scenario() -> None:
         async with client_of(server) as client:
+            assert (await client.post("/v1/programs", json={"name": "hello", "source": HELLO})).status_code == 200
+            first = server.workers()
             for name in ("runtime-0", "runtime-1"):
-                os.kill(server.workers()[name], signal.SIGKILL)
-            eventually(lambda: server.running.err.count("ended with status -9") == 2)
-            for answer in (
-                await run_to_end(client, HELLO),
-                await client.get("/v1/runs"),
-                await client.get("/health"),
-                await client.post("/v1/programs", json={"name": "hello", "source": HELLO}),
-            ):
+                os.kill(first[name], signal.SIGKILL)
+            server.running.until(lambda: server.running.err.count("ended with status -9") == 2)
+            answer = await run_to_end(client, HELLO)
+            if answer.status_code != 200:  # unless one is up already
                 assert answer.status_code == 503
-                assert "no runtime worker is left; restart the server" in answer.json()["error"]["message"]
+                assert "one is being started; try again" in answer.json()["error"]["message"]
+            server.running.until(lambda: server.running.err.count("process is there again") == 2)
+            second = server.workers()
+            assert second.keys() == first.keys()
+            assert second["model"] == first["model"]
+            assert {second["runtime-0"], second["runtime-1"]}.isdisjoint(first.values())
+            for _ in range(4):
+                answer = await client.post("/v1/programs/hello/runs", json={"stream": False})
+                assert answer.json()["result"] == "hello"
 
     asyncio.run(scenario())
-    assert "no runtime worker is left" in server.command("ps").error_line()
+    assert "Traceback" not in server.running.err
+    assert server.running.stop(signal.SIGTERM).status in (0, -signal.SIGTERM)
+    eventually(lambda: server.workers() == {})
 
 
 def test_a_dead_model_worker_ends_every_request_with_an_error(server: Server):

@@ -13,7 +13,7 @@ from schemas import ENFORCED, REFUSED
 
 from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
-from loopwright.grammar import json_schema
+from loopwright.grammar import json_schema, schema_values
 from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer
 
@@ -30,7 +30,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_a_pointer(schema: Any,
 
 def test_the_two_hundred_schemas_use_every_keyword_that_is_enforced() -> None:
     text = json.dumps(ENFORCED)
-    missing = [one for one in (*json_schema.ENFORCED, *json_schema.FORMATS) if json.dumps(one) not in text]
+    missing = [one for one in (*json_schema.ENFORCED, *schema_values.FORMATS) if json.dumps(one) not in text]
     assert missing == []
     assert len(ENFORCED) + len(REFUSED) >= 200
 
@@ -112,5 +112,5 @@ def test_the_guide_lists_what_is_enforced_and_what_is_passed_over() -> None:
     listed = set(re.findall(r"`([$\w]+)`", enforced.split("Enforced are:")[1]))
     assert listed == json_schema.ENFORCED
     formats, annotations = formats.split("the spelling is enforced")
-    assert set(re.findall(r"`([\w-]+)`", formats)) == json_schema.FORMATS
+    assert set(re.findall(r"`([\w-]+)`", formats)) == schema_values.FORMATS
     assert set(re.findall(r"`([$\w]+)`", annotations.split("say nothing about a text")[0])) == json_schema.ANNOTATIONS

@@ -1,9 +1,11 @@
 """Case A4. Programs that mean harm run beside an honest chat stream: they read the machine's files, dial where they may
-not, compute for ever, allocate for ever, and send a pickle. Each ends with an error of its own type that names what it
+not, compute, allocate, recurse, log or ask for ever, end their process, send a pickle or 100 MiB, and call what is not
+theirs. Each ends with an error of its own type that names what it
 was allowed, nothing was read, dialled or unpickled, and the stream says what it says when it is alone."""
 
 import asyncio
 import pickle
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from http_rig import Served, served
 
+from abi_messages import is_call, messages
 from loopwright.compose.config import RuntimeConfig
 from system_rig import byte_system, in_loop
 
@@ -75,6 +78,97 @@ async def main(payload: str):
 """
 
 
+RECURSES = """
+import sys
+async def main():
+    sys.setrecursionlimit(10**7)
+    def deeper(n): return deeper(n + 1)
+    deeper(0)
+"""
+
+RECURSES_IN_C = """
+async def main():
+    nested = []
+    for _ in range(200_000): nested = [nested]
+    repr(nested)
+"""
+
+LEAVES = """
+import os
+async def main():
+    os._exit(3)
+"""
+
+MAKES_A_STRING = """
+async def main():
+    return len("x" * (512 << 20))
+"""
+
+SENDS_A_STRING = """
+# /// program
+# limits = { memory_mb = 500 }
+# ///
+from loopwright.sdk.port import current_port
+async def main():
+    return await current_port().issue({"op": "tokenize", "text": "x" * (100 << 20)})
+"""
+
+RETURNS_A_STRING = """
+# /// program
+# limits = { memory_mb = 500 }
+# ///
+async def main():
+    return "x" * (50 << 20)
+"""
+
+FLOODS_LOGS = """
+async def main():
+    while True: print("x")
+"""
+
+FLOODS_WITH_CALLS = """
+from loopwright.sdk.port import current_port
+async def main():
+    port = current_port()
+    while True: port._submit('{"op": "vocabulary"}')
+"""
+
+FLOODS_THE_ENGINE = """
+import asyncio
+from loopwright.sdk.port import current_port
+async def main():
+    port = current_port()
+    port.post({"op": "create_queue", "queue": 1})
+    row = {"op": "forward_text", "queue": 1, "pages": [], "kv_len": 0, "tokens": [1], "positions": [0]}
+    await asyncio.gather(*(port.issue({**row, "grow_from": n}) for n in range(5000)))
+"""
+
+MEDDLES = """
+import asyncio
+from loopwright.sdk.port import current_port
+async def main():
+    port, refused = current_port(), 0
+    for handle in range(-5, 500):
+        for op in ("interrupt", "cancel"): await port.issue({"op": op, "handle": handle})
+    await port.issue({"op": "create_queue", "queue": 7})
+    for queue in range(20):
+        for op in ({"op": "free_pages", "pages": [queue]}, {"op": "clear_queue"}):
+            try: await port.issue({**op, "queue": queue})
+            except Exception: refused += 1
+    raise SystemExit(f"refused {refused}")
+"""
+
+BABBLES = """
+from loopwright.sdk.port import current_port
+async def main(texts: list):
+    port, answers = current_port(), []
+    for text in texts:
+        answers.append(port._submit(text))
+    await port.issue({"op": "describe"})
+    raise ValueError(f"{len(answers)} messages were no calls")
+"""
+
+
 class Trap:
     """Who unpickles it leaves a file behind."""
 
@@ -89,6 +183,7 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
     secret, sprung = tmp_path / "secret", tmp_path / "sprung"
     secret.write_text(SECRET)
     payload = pickle.dumps(Trap(sprung), protocol=0)
+    babble = [text for text in messages(seed=5, num=500) if not is_call(text) and text.isascii()]
 
     async def scenario() -> None:
         async with byte_system(runtime=RuntimeConfig()) as system, served(system) as client:
@@ -102,6 +197,17 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
                     (DIALS_BY_ITSELF, {"port": port}, "ProgramError", "PermissionError"),
                     (SPINS, {}, "LimitExceeded", "its limit is 0.2 s"),
                     (ALLOCATES, {}, "LimitExceeded", "its limit is 32 MiB"),
+                    (RECURSES, {}, "ProgramError", "(nested too deeply|RecursionError|aborted)"),
+                    (RECURSES_IN_C, {}, "ProgramError", "(nested too deeply|RecursionError)"),
+                    (LEAVES, {}, "ProgramError", "ended its process with exit code"),
+                    (MAKES_A_STRING, {}, "LimitExceeded", "its limit is 64 MiB"),
+                    (SENDS_A_STRING, {}, "LimitExceeded", r"a call has 1048\d+ characters; the limit is 8388608"),
+                    (RETURNS_A_STRING, {}, "LimitExceeded", "result has 52428802 characters; the limit .* is 4194304"),
+                    (FLOODS_LOGS, {}, "LimitExceeded", "its limit is 1000 a second"),
+                    (FLOODS_WITH_CALLS, {}, "LimitExceeded", r"bytes of answers wait .* the limit is 67108864"),
+                    (FLOODS_THE_ENGINE, {}, "LimitExceeded", "1024 calls are open; the limit is 1024"),
+                    (MEDDLES, {}, "ProgramError", "refused 39"),
+                    (BABBLES, {"texts": babble}, "ProgramError", f"{len(babble)} messages were no calls"),
                     (SENDS_A_PICKLE, {"payload": payload.decode("latin-1")}, "BadRequest", "malformed call"),
                 ]
                 running = asyncio.gather(*(client.run_source(source, **given) for source, given, _, _ in hostile))
@@ -110,8 +216,10 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
                     texts.append(await honest_chat(client))
                 answers = await running
                 for answer, (_, _, kind, message) in zip(answers, hostile, strict=True):
-                    error = answer.json()["error"]
-                    assert (error["type"], message in error["message"]) == (kind, True), error
+                    error = answer.json().get("error")
+                    assert error, (message, answer.text[:1000])
+                    assert error["type"] == kind, error
+                    assert re.search(message, error["message"]), error
                     assert answer.status_code >= 400
                     assert SECRET not in answer.text
                     assert "root:" not in answer.text

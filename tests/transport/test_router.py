@@ -7,10 +7,11 @@ import pytest
 from child_process import python_process
 from fake_runs import FakeRuns
 
-from loopwright.core.errors import NotFound, Overloaded, ProgramRejected, Unavailable
+from loopwright.core.errors import BadRequest, InternalError, NotFound, Overloaded, ProgramRejected, Unavailable
 from loopwright.core.events import Event, Finished
 from loopwright.core.ids import RunId
-from loopwright.core.runs import RunSpec, open_events
+from loopwright.core.runs import ClientInput, RunSpec, open_events
+from loopwright.router import router as router_module
 from loopwright.router.router import Router
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.runs_client import RunsClient
@@ -135,8 +136,66 @@ async def test_a_dead_worker_is_left_out_and_all_dead_is_unavailable() -> None:
     assert [(await router.start(HELLO))[0] for _ in range(2)] == ["b", "b"]
     assert {info.run[0] for info in await router.runs()} == {"b"}
     second.die()
-    with pytest.raises(Unavailable, match="no runtime worker is left"):
+    with pytest.raises(Unavailable, match="no runtime worker is up"):
         await router.start(HELLO)
+
+
+async def test_what_a_worker_told_before_it_died_stays_readable_and_only_its_live_runs_end_badly() -> None:
+    worker, other = FakeWorker("a"), FakeWorker("b")
+    router = Router([worker, other])
+    done, live = await router.start(HELLO), await router.start(HELLO)
+    if live.startswith("b"):
+        live = await router.start(HELLO)
+    worker.by_id[done].text("all of it")
+    worker.by_id[done].finish("fine")
+    worker.by_id[live].text("half of")
+    complete = await read_all(router, done)
+    async with open_events(router, live) as events:
+        assert [(await anext(events)).seq for _ in range(2)] == [0, 1]
+    worker.die()
+    worker.by_id[live].fail(InternalError("the runtime worker died"))  # as its client says
+    told = await read_all(router, live)
+    assert [event.seq for event in told] == [0, 1, 2]
+    assert isinstance(told[-1], Finished)
+    assert told[-1].code == "internal"
+    worker.by_id.clear()
+    assert await read_all(router, live) == told
+    assert await read_all(router, done) == complete
+    assert {info.run: info.code for info in await router.runs() if info.run[0] == "a"} == {done: "ok", live: "internal"}
+    await router.cancel(live)
+    with pytest.raises(BadRequest, match="is over"):
+        await router.send(live, ClientInput(("hello",), is_end=False))
+
+
+async def test_a_worker_that_takes_a_dead_ones_place_has_its_programs_and_gets_the_next_run() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    router = Router([first, second])
+    await router.deploy("agent", "source", "agent.py")
+    for _ in range(2):
+        await router.start(HELLO)
+    first.die()
+    second.die()
+    with pytest.raises(Unavailable):
+        await router.runs()
+    third = FakeWorker("c")
+    await router.admit(third)
+    assert set(third.deployed) == {"agent"}
+    assert await router.start(HELLO) == "c-0"
+    assert router.models() == third.models()
+
+
+async def test_events_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "MAX_ENDED_RUNS", 2)
+    worker = FakeWorker("a")
+    worker.on_start = lambda run: run.finish()
+    router = Router([worker])
+    run_ids = [await router.start(HELLO) for _ in range(4)]
+    for run_id in run_ids:
+        assert len(await read_all(router, run_id)) == 2  # of those forgotten here, the worker tells
+    worker.die()
+    with pytest.raises(NotFound):
+        await read_all(router, run_ids[0])
+    assert len(await read_all(router, run_ids[3])) == 2
 
 
 WORKER = """
@@ -167,6 +226,8 @@ async def test_with_real_workers_a_kill_ends_only_the_runs_of_the_killed() -> No
             assert isinstance(last, Finished)
             assert last.code == "internal"
             assert await router.start(HELLO) == "b-1"
-            assert {info.run for info in await router.runs()} == {"b-0", "b-1"}
+            assert {info.run: info.code for info in await router.runs()}["a-0"] == "internal"
+            assert {info.run for info in await router.runs()} == {"a-0", "b-0", "b-1"}
+            assert await read_all(router, doomed) == await read_all(router, doomed)  # it stays readable
             await router.cancel(spared)
             assert [event.code async for event in events if isinstance(event, Finished)] == ["cancelled"]

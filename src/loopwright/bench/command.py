@@ -41,13 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=DEFAULT_OPTIONS.num_rounds, metavar="N", help="measure N times, report medians"
     )
+    parser.add_argument(
+        "--live", type=int, action="append", default=[], metavar="N", help="launch: memory of N programs that wait"
+    )
 
 
 def request_from(arguments: argparse.Namespace) -> BenchRequest:
     """The request that parsed flags stand for."""
     return BenchRequest(
         suite=arguments.suite,
-        options=Options(model=arguments.model, num_rounds=arguments.rounds),
+        options=Options(arguments.model, arguments.rounds, tuple(arguments.live)),
         json_path=arguments.json,
         peer_names=tuple(dict.fromkeys(arguments.peer)),
     )
@@ -87,6 +90,10 @@ def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
     chosen = [peers.find(name) for name in request.peer_names]
     if request.options.num_rounds < 1:
         raise BadRequest(f"{request.options.num_rounds} rounds; at least 1 is needed", field="rounds")
+    if request.options.num_live and request.suite != "launch":
+        raise BadRequest(f"{request.suite} has no live programs", hint="--live is for launch", field="live")
+    if any(num_live < 1 for num_live in request.options.num_live):
+        raise BadRequest(f"{min(request.options.num_live)} live programs; at least 1 is needed", field="live")
     for peer in chosen:
         if not any(suite.name in peer.suite_names for suite in suites):
             raise BadRequest(

@@ -7,6 +7,7 @@ from loopwright.core.errors import NotFound
 
 SUITE_MODULES = {
     "launch": "loopwright.bench.launch",
+    "calls": "loopwright.bench.calls",
     "decode": "loopwright.bench.decode",
     "batching": "loopwright.bench.batching",
     "overhead": "loopwright.bench.overhead",

@@ -36,13 +36,17 @@ REQUESTS_PER_S = Metric("requests_per_s", "requests/s", lower_is_better=False)
 STEP_US = Metric("step_us", "µs", lower_is_better=True)
 ROW_US = Metric("row_us", "µs", lower_is_better=True)
 CALL_US = Metric("call_us", "µs", lower_is_better=True)
+CPU_US = Metric("cpu_us", "µs", lower_is_better=True)
+NUM_LIVE = Metric("num_live", "programs", lower_is_better=False)
+PRIVATE_MB = Metric("private_mb_per_instance", "MB", lower_is_better=True)
+PAGE_TABLE_MB = Metric("page_table_mb_per_instance", "MB", lower_is_better=True)
 RATIO = Metric("ratio", "×", lower_is_better=False)
 LINES = Metric("lines", "lines", lower_is_better=True)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One measured value. `ratio` = value / peer_value as measured; `runs` is how many measurements `value` is the
-    median of."""
+    median of; `paper` is what the Pie paper reports for it, of its own machine and in our unit."""
 
     suite: str
     case: str
@@ -54,6 +58,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     peer_value: float | None = None
     ratio: float | None = None
     runs: int
+    paper: str | None = None
 
     def __post_init__(self) -> None:
         assert _CASE.fullmatch(self.case), f"{self.case!r} is not key=value pairs joined by '/'"
@@ -82,7 +87,7 @@ def case_name(**pairs: str | int) -> str:
     return "/".join(f"{key}={value}" for key, value in pairs.items())
 
 
-def measured(suite: str, case: str, metric: Metric, values: Sequence[float]) -> Row:
+def measured(suite: str, case: str, metric: Metric, values: Sequence[float], paper: str | None = None) -> Row:
     """A row with the median of `values`, one for each run."""
     return Row(
         suite=suite,
@@ -92,6 +97,7 @@ def measured(suite: str, case: str, metric: Metric, values: Sequence[float]) -> 
         unit=metric.unit,
         lower_is_better=metric.lower_is_better,
         runs=len(values),
+        paper=paper,
     )
 
 

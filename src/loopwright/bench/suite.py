@@ -53,6 +53,7 @@ class Options:
 
     model: str = "default"
     num_rounds: int = 5  # values are medians over these
+    num_live: tuple[int, ...] = ()  # for the launch suite: measure so many live programs, and nothing else
 
 
 DEFAULT_OPTIONS = Options()

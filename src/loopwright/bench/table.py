@@ -12,8 +12,10 @@ from loopwright.bench.rows import Row
 
 
 def render(title: str, command_line: str, machine: Machine, rows: Sequence[Row]) -> Group:
-    """A table of one suite; a metric's name ends in its unit. The peer's columns are there only if a row has a peer."""
+    """A table of one suite; a metric's name ends in its unit. The peer's columns are there only if a row has a peer,
+    and the paper's if a row has its value."""
     has_peer = any(row.peer for row in rows)
+    has_paper = any(row.paper for row in rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)  # 80 columns have to do, with a peer too
     for name in ("case", "metric"):
         table.add_column(name, no_wrap=True)
@@ -22,15 +24,19 @@ def render(title: str, command_line: str, machine: Machine, rows: Sequence[Row])
         table.add_column("peer", no_wrap=True)
         table.add_column("its value", justify="right", no_wrap=True)
         table.add_column("ratio", justify="right", no_wrap=True)
+    if has_paper:
+        table.add_column("paper", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells(row, has_peer=has_peer))
+        table.add_row(*_cells(row, has_peer=has_peer, has_paper=has_paper))
     return Group(Text(title, style="bold"), table, Text(f"{command_line}\n{machine}\n", style="dim"))
 
 
-def _cells(row: Row, *, has_peer: bool) -> list[str]:
+def _cells(row: Row, *, has_peer: bool, has_paper: bool) -> list[str]:
     cells = [row.case, row.metric, _number(row.value)]
     if has_peer:
         cells += [row.peer or "", _number(row.peer_value), _number(row.ratio)]
+    if has_paper:
+        cells.append(row.paper or "")
     return cells
 
 

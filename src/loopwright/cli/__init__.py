@@ -42,6 +42,16 @@ VERBS: dict[str, Verb] = {
         'loopwright run programs/react.py --question "Which river flows through Paris?"',
         takes_program_flags=True,
     ),
+    "new": Verb("loopwright.cli.new", "write a program to begin with", "loopwright new hello --template chat"),
+    "dev": Verb(
+        "loopwright.cli.dev",
+        "run a program again at every save, and show what it does token by token",
+        "loopwright dev hello.py --name Ada",
+        takes_program_flags=True,
+    ),
+    "check": Verb(
+        "loopwright.cli.check", "find what is wrong with programs, without running them", "loopwright check hello.py"
+    ),
     "serve": Verb("loopwright.cli.serve", "serve a model and programs over HTTP", "loopwright serve --port 8000"),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),

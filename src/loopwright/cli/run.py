@@ -26,6 +26,11 @@ FILE_HELP = "the program; the typed parameters of its main are flags too. What f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a verb that runs a file; flags that it does not know are the program's."""
     parser.add_argument("file", metavar="FILE.py", help=FILE_HELP)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and, after FILE.py, the program's flags")
     parser.add_argument("--native", action="store_true", help="without the sandbox, to debug it: breakpoints work")
@@ -52,7 +57,7 @@ def prepare_here(
 ) -> tuple[Config, Prepared]:
     """Begins what a system of one's own needs: before the caller starts threads, so that `prepare` may fork."""
     file = read_config(config_file)
-    runtime = with_given(file.runtime, allows_native=is_native, needs_wasm=not is_native)
+    runtime = with_given(file.runtime, allows_native=is_native, needs_wasm=not is_native, holds_deadline=not is_native)
     config = with_given(file, model=model, runtime=runtime, num_runtime_workers=0)
     with progress_bars() as report:
         return config, prepare(config, report)
@@ -77,7 +82,7 @@ class _Help(argparse.Action):
         if namespace.file is not None:
             _, program = _read(namespace.file)
             sys.stdout.write(f"\n{program.filename}:\n")
-            program_parser(program, _command(namespace.file)).print_help()
+            program_parser(program, f"{parser.prog} {namespace.file}").print_help()
         parser.exit()
 
 

@@ -1,13 +1,13 @@
 """Starts the worker processes of a distributed system, watches them, and connects to them. Never does their work.
 
-A child ends when its standard input closes, so none outlives its parent, however that ends. One that dies by itself
-stays dead: its requests end with an error, and the log says so.
+A child ends when its standard input closes, so none outlives its parent, however that ends. When a runtime worker dies
+by itself, its runs end with an error, and another is started in its place. The model worker stays dead.
 """
 
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 
 from loopwright.compose.config import Config
 from loopwright.compose.exchange import make_exchange
-from loopwright.core.errors import ErrorInfo, InternalError, from_info
+from loopwright.core.errors import ErrorInfo, InternalError, LoopwrightError, from_info
 from loopwright.core.exchange import Exchange
 from loopwright.router.router import Router
 from loopwright.transport.addresses import socket_address, socket_folder
@@ -23,6 +23,7 @@ from loopwright.transport.exchange_server import ExchangeServer
 from loopwright.transport.runs_client import RunsClient
 
 EXCHANGE = "exchange"  # the socket of this process that workers connect to
+RETRY_S = 5.0
 STOP_S = 10.0  # how long the children may take to end by themselves
 
 log = logging.getLogger(__name__)
@@ -38,12 +39,6 @@ class Ready(msgspec.Struct, frozen=True):
 async def open_workers(config: Config) -> AsyncIterator[Router]:
     """A model worker and the runtime workers, behind a router. Raises what a worker says it cannot start for."""
     names = [f"runtime-{number}" for number in range(config.num_runtime_workers)]
-    clients: dict[str, RunsClient] = {}
-
-    def on_death(name: str) -> None:
-        if name in clients:  # without the model worker no run can go on, but each runtime worker notices by itself
-            clients[name].peer_died()
-
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         children = await stack.enter_async_context(_children(["model", *names], folder, config))
@@ -51,13 +46,45 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
         await stack.enter_async_context(_serving(exchange, socket_address(folder, EXCHANGE)))
         for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
             await child.ready()
+        clients = [await stack.enter_async_context(_connected(folder, name)) for name in names]
+        router = Router(clients)
+        stack.push_async_callback(router.close)
         watches = await stack.enter_async_context(asyncio.TaskGroup())
-        for child in children:
-            stack.callback(watches.create_task(child.watch(on_death)).cancel)
-        for name in names:
-            clients[name] = await RunsClient.connect(socket_address(folder, name), name="server")
-            stack.callback(clients[name].close)
-        yield Router(list(clients.values()))
+        model, *workers = children
+        stack.callback(watches.create_task(model.died("restart the server")).cancel)
+        for child, client in zip(workers, clients, strict=True):
+            keeping = _keep(child, client, router, folder, config)
+            stack.callback(watches.create_task(keeping).cancel)
+        yield router
+
+
+@asynccontextmanager
+async def _connected(folder: Path, name: str) -> AsyncIterator[RunsClient]:
+    client = await RunsClient.connect(socket_address(folder, name), name="server")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def _keep(child: "_Child", client: RunsClient, router: Router, folder: Path, config: Config) -> None:
+    """Has another worker take the place of each that dies, until cancelled."""
+    await child.died("its runs are over, and another is started in its place")
+    client.peer_died()
+    while True:
+        async with AsyncExitStack() as stack:
+            try:
+                (child,) = await stack.enter_async_context(_children([child.name], folder, config))
+                await child.ready()
+                client = await stack.enter_async_context(_connected(folder, child.name))
+                await router.admit(client)
+            except (LoopwrightError, OSError) as error:
+                log.error("the %s process cannot start again; next try in %g s: %s", child.name, RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            log.warning("the %s process is there again", child.name)
+            await child.died("its runs are over, and another is started in its place")
+            client.peer_died()
 
 
 @asynccontextmanager
@@ -95,7 +122,7 @@ class _Child:
     """One worker process."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        self._name = name
+        self.name = name
         self._process = process
 
     @classmethod
@@ -115,16 +142,15 @@ class _Child:
         line = await self._process.stdout.readline()
         if not line:
             status = await self._process.wait()
-            raise InternalError(f"the {self._name} process ended with status {status} before it served")
+            raise InternalError(f"the {self.name} process ended with status {status} before it served")
         error = msgspec.json.decode(line, type=Ready).error
         if error is not None:
             raise from_info(error)
 
-    async def watch(self, on_death: Callable[[str], None]) -> None:
-        """Tells when it ends although nobody asked it to."""
+    async def died(self, consequence: str) -> None:
+        """Waits until it ends although nobody asked it to."""
         status = await self._process.wait()
-        log.error("the %s process ended with status %d: restart the server", self._name, status)
-        on_death(self._name)
+        log.error("the %s process ended with status %d: %s", self.name, status, consequence)
 
     def ask_to_end(self) -> None:
         """Closes its input."""
@@ -137,6 +163,6 @@ class _Child:
             async with asyncio.timeout(STOP_S):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("the %s process did not end within %g s and is killed", self._name, STOP_S)
+            log.warning("the %s process did not end within %g s and is killed", self.name, STOP_S)
             self._process.kill()
             await self._process.wait()

@@ -36,6 +36,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sandbox_backend: Backend = "auto"
     needs_wasm: bool = True  # False leaves the Wasm runner out: for native runs only
     allows_native: bool = False  # programs without isolation: for debugging on one's own machine
+    holds_deadline: bool = True  # False: `limits.seconds` ends no run, for debugging
     programs_dir: str | None = None  # where deployed programs are kept; None keeps them in memory
     state_dir: str | None = None  # where named stores are kept; None keeps them in memory
 

@@ -31,6 +31,7 @@ from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, open_toolbox
+from loopwright.runtime.tracing import TraceSink
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
 
@@ -115,8 +116,8 @@ async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[Syste
 
 
 @asynccontextmanager
-async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]:
-    """All layers in this process."""
+async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None = None) -> AsyncIterator[System]:
+    """All layers in this process. `trace` is told of all that runs ask and get."""
     with one_error():
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
@@ -125,7 +126,7 @@ async def open_here(config: Config, prepared: Prepared) -> AsyncIterator[System]
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             tools = await stack.enter_async_context(open_toolbox(config.tools))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, tools)
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, tools)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -181,6 +182,7 @@ def make_launcher(
     sandboxes: dict[str, Sandbox],
     config: RuntimeConfig,
     exchange: Exchange,
+    trace: TraceSink | None = None,
     tools: Toolbox = NO_TOOLS,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs."""
@@ -193,6 +195,8 @@ def make_launcher(
         caps=config.caps,
         max_live_runs=config.max_live_runs,
         allows_native=config.allows_native,
+        holds_deadline=config.holds_deadline,
+        trace=trace,
         tools=tools,
         exchange=exchange,
     )

@@ -80,7 +80,7 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     stack.callback(exchange.close)
     text = model_text(control.models()[0], tokenizer)
     tools = await stack.enter_async_context(open_toolbox(config.tools))
-    launcher = make_launcher(control, text, sandboxes, config.runtime, exchange, tools)
+    launcher = make_launcher(control, text, sandboxes, config.runtime, exchange, tools=tools)
     await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 

@@ -251,7 +251,9 @@ class Controller:
     # Ending
 
     def _take(self, call: OpenCall, row: RowResult) -> None:
-        if isinstance(call.work, WatchedFeed) and call.restoring is None:
+        if isinstance(call.work, Feed) and call.work.is_steady and row.error is None and call.restoring is None:
+            self._take_row(call, call.work, row)  # what most steps are full of
+        elif isinstance(call.work, WatchedFeed) and call.restoring is None:
             self._watched.take_row(call, call.work, row)
         elif row.error is not None:
             self._fail(call, row.error)

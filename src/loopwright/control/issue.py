@@ -8,9 +8,9 @@ from typing import TypeAlias, assert_never
 
 from loopwright.control import checks
 from loopwright.control.feeds import Feed
+from loopwright.control.holdings import Holdings
 from loopwright.control.name_table import IdT, NameT, NameTable
 from loopwright.control.ordering import Embed, OpenCall, Page, Resource, is_lent
-from loopwright.control.resource_manager import Holdings
 from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.watching import WatchedFeed

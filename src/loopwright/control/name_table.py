@@ -132,6 +132,24 @@ class NameTable(Generic[NameT, IdT]):
         self.back(fresh)
         return fresh
 
+    def grow(self, name: NameT, field: str) -> Resource[IdT] | None:
+        """As `bind_backed` of one name, for a call that holds it; None if the pool has no unit now. Segments do this
+        every page, so it is one step."""
+        if (
+            name in self.names
+            or self.num_held >= min(self._max_held, self._pool.num_total)
+            or len(self.names) >= self._max_held * MAX_NAMES_PER_UNIT
+        ):
+            self.check_bindable((name,), field)
+        if not self._pool.num_free:
+            return None
+        self.names[name] = resource = Resource[IdT]()
+        resource.num_names = resource.num_holds = 1
+        resource.id = self._pool.take()
+        self.num_held += 1
+        self.num_backed += 1
+        return resource
+
     def share(self, sources: Sequence[NameT], targets: Sequence[NameT]) -> None:
         """Binds each target to what the source of the same place is bound to. Raises BadRequest, NotFound."""
         if len(sources) != len(targets):

@@ -4,17 +4,18 @@ Called by the controller when calls are issued and are over, and by the schedule
 next row needs.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from loopwright.control.audit import check_books
 from loopwright.control.block_pool import BlockPool
-from loopwright.control.dropping import Dropping, Restoration
+from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
+from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
-from loopwright.control.name_table import IdT, Kind, NameT, NameTable
-from loopwright.control.ordering import OpenCall, Page, Resource, is_dropped
+from loopwright.control.name_table import Kind, NameTable
+from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
@@ -37,7 +38,7 @@ from loopwright.core.calls import (
     UnexportPages,
 )
 from loopwright.core.control import ControlLimits
-from loopwright.core.errors import BadRequest, LimitExceeded, OutOfPages, Overloaded
+from loopwright.core.errors import LimitExceeded, OutOfPages, Overloaded
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import BlockId, EmbedName, PageName, RunId, SlotId, TenantId
 from loopwright.core.results import Done, Imported
@@ -47,16 +48,6 @@ ImmediateCall = AllocatePages | FreePages | SharePages | MaskPage | AllocateEmbe
 
 _PAGE = Kind("page", over_limit=OutOfPages, none_free=OutOfPages)
 _EMBED = Kind("embed", over_limit=LimitExceeded, none_free=Overloaded)
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What one run has names for."""
-
-    pages: NameTable[PageName, BlockId]
-    embeds: NameTable[EmbedName, SlotId]
-    root: Root  # before the first page: whose pages they are
-    masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +108,12 @@ class ResourceManager:
                     holdings.pages.back(fresh)
             case FreePages():
                 holdings.pages.unbind(call.pages, "pages")
-                _pass_masks(holdings.masked, call.pages)
+                holdings.pass_masks(call.pages)
             case SharePages():
                 holdings.pages.share(call.sources, call.targets)
-                _pass_masks(holdings.masked, call.sources, call.targets)
+                holdings.pass_masks(call.sources, call.targets)
             case MaskPage():
-                self._mask(holdings, call)
+                holdings.mask(call, self.shape.block_size)
             case AllocateEmbeds():
                 holdings.embeds.bind_backed(call.embeds, "embeds")
             case FreeEmbeds():
@@ -145,7 +136,7 @@ class ResourceManager:
             grown = zip(call.grown, call.pages[-len(call.grown) :], strict=True)
             mine = [name for name, page in grown if holdings.pages.names.get(name) is page]
             holdings.pages.unbind(mine, "grow_from")
-            _pass_masks(holdings.masked, mine)
+            holdings.pass_masks(mine)
         self._dropping.abandon(call)
         if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
@@ -180,7 +171,8 @@ class ResourceManager:
         if call.restoring is not None:
             return True
         if isinstance(call.work, Feed):
-            return self._secure_feed(call, call.work)
+            is_growing = call.is_started and len(call.work.block_ids) == len(call.pages) and self._num_new(call) == 1
+            return self._grow(call, call.work) if is_growing else self._secure_feed(call, call.work)
         holdings = self._holdings[call.run_id]
         table = holdings.pages
         num_shared = self._num_shared(call.page_writes)
@@ -208,7 +200,7 @@ class ResourceManager:
                 page.writer = None
         mine = [name for name, page in zip(names, pages, strict=True) if table.names.get(name) is page]
         table.unbind(mine, "pages")
-        _pass_masks(self._holdings[call.run_id].masked, mine)
+        self._holdings[call.run_id].pass_masks(mine)
         table.drop(pages)
 
     def finish_restoring(self, call: OpenCall) -> None:
@@ -288,36 +280,7 @@ class ResourceManager:
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
-        num_holds: Counter[object] = Counter()
-        held_by_calls: dict[RunId, list[OpenCall]] = {run_id: [] for run_id in self._holdings}
-        for call in open_calls:
-            num_holds.update([*call.pages, *call.embed_reads, *call.embed_writes])
-            held_by_calls[call.run_id].append(call)
-        blocks: list[BlockId] = self.exports.block_ids()
-        slots: list[SlotId] = []
-        for run_id, holdings in self._holdings.items():
-            calls = held_by_calls[run_id]
-            pages = {page for call in calls for page in call.pages}
-            embeds = {embed for call in calls for embed in (*call.embed_reads, *call.embed_writes)}
-            blocks += _check_table(holdings.pages, pages, num_holds)
-            slots += _check_table(holdings.embeds, embeds, num_holds)
-        self._check_lent(held_by_calls)
-        restoring = [call.restoring for calls in held_by_calls.values() for call in calls]
-        blocks += [block for one in restoring if isinstance(one, Restoration) for block in one.blocks]
-        self.blocks.check_integrity(blocks)
-        self.slots.check_integrity(slots)
-
-    def _check_lent(self, held_by_calls: Mapping[RunId, Sequence[OpenCall]]) -> None:
-        pages = {page for calls in held_by_calls.values() for call in calls for page in call.pages}
-        pages.update(page for holdings in self._holdings.values() for page in holdings.pages.names.values())
-        counted = Counter([*self.exports.lent(), *(page.lent for page in pages if page.lent is not None)])
-        assert all(lent.num_holders == num for lent, num in counted.items()), "holders of lent blocks do not add up"
-
-    def _mask(self, holdings: Holdings, call: MaskPage) -> None:
-        holdings.pages.find(call.page, "page")
-        if len(call.keep) != self.shape.block_size:
-            raise BadRequest(f"keep: {len(call.keep)} of them for the page's {self.shape.block_size}", field="keep")
-        holdings.masked[call.page] = sum(1 << offset for offset, is_kept in enumerate(call.keep) if not is_kept)
+        check_books(self._holdings, self.exports, self.blocks, self.slots, open_calls)
 
     def _restore(self, call: OpenCall) -> bool:
         """Begins to restore what the call needs and has lost, if anything. False if the pool has too few blocks now."""
@@ -350,6 +313,21 @@ class ResourceManager:
         if not isinstance(call.work, Feed):
             return 0
         return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
+
+    def _grow(self, call: OpenCall, feed: Feed) -> bool:
+        """As `_secure_feed` for a segment that goes on into one new page, as each does once in so many tokens."""
+        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
+        name = PageName(call.call.grow_from + len(call.grown))
+        page = self._holdings[call.run_id].pages.grow(name, "grow_from")
+        if page is None:
+            return False
+        assert page.id is not None
+        page.writer = call
+        call.grown.append(name)
+        call.pages.append(page)
+        call.page_writes.append(page)
+        feed.block_ids.append(page.id)
+        return True
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
         holdings, size = self._holdings[call.run_id], self.shape.block_size
@@ -411,28 +389,3 @@ class ResourceManager:
         for place in range(start // size, -(-end // size)):
             first = place * size
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
-
-
-def _pass_masks(masked: dict[PageName, int], sources: Sequence[PageName], targets: Sequence[PageName] = ()) -> None:
-    """To the targets; without any, the sources lose theirs."""
-    if not masked:
-        return
-    if not targets:
-        for name in sources:
-            masked.pop(name, None)
-    for source, target in zip(sources, targets, strict=False):
-        if source in masked:
-            masked[target] = masked[source]
-
-
-def _check_table(table: NameTable[NameT, IdT], held: Iterable[Resource[IdT]], num_holds: Counter[object]) -> list[IdT]:
-    """The units of all that lives, after asserting that it is counted right."""
-    num_names = Counter(table.names.values())
-    living = {*num_names, *held}
-    for resource in living:
-        assert resource.num_names == num_names[resource], "names do not add up"
-        assert resource.num_holds == num_holds[resource], "calls do not add up"
-    assert table.num_held == len(living), f"{table.num_held} counted as held, {len(living)} live"
-    units = [resource.id for resource in living if resource.id is not None]
-    assert table.num_backed == len(units), f"{table.num_backed} counted as backed, {len(units)} are"
-    return units

@@ -31,8 +31,8 @@ class SegmentFeed(Feed):
 
     __slots__ = (
         "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
-        "_num_prompt", "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs", "tokens",
-        "top_logprobs",
+        "_num_prompt", "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs",
+        "num_allowed", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -46,6 +46,7 @@ class SegmentFeed(Feed):
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []  # only if asked for
+        self.num_allowed: tuple[int, ...] = ()  # for each of `sampled`; only if asked for, and if not all were allowed
         if call.sampling.has_penalties:
             self._generated = self.tokens  # rows refer to this very list
         self.is_interrupted = False  # set by the controller; the segment ends at its next token boundary
@@ -91,6 +92,8 @@ class SegmentFeed(Feed):
         is_unsure = self._is_unsure()
         if is_unsure:
             self.sampled = self.sampled[:-1]
+        if self._call.explain:
+            self.num_allowed = self._count_allowed()
         elif self._sampler is not None:
             self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
         for place, one in enumerate(self.sampled, start=1 - is_unsure - len(self.sampled)):
@@ -113,6 +116,7 @@ class SegmentFeed(Feed):
             tuple(self.logprobs[first:]),
             tuple(self.top_logprobs[first:]),
             logprob_kind=sampling.logprobs,
+            num_allowed=self.num_allowed,
         )
 
     def segment(self, num_pages: int) -> Segment:
@@ -224,6 +228,13 @@ class SegmentFeed(Feed):
             return reason
         self._state.accept(self.tokens[-1])
         return "grammar_end" if self._state.is_over else reason
+
+    def _count_allowed(self) -> tuple[int, ...]:
+        """Among how many tokens each of `sampled` was chosen: a grammar's drafts had no rival."""
+        if self._allowed_bits is None:
+            return ()
+        num_choices = int.from_bytes(self._allowed_bits, "little").bit_count()
+        return (*(1 for _ in range(self._num_drafts)), num_choices)[: len(self.sampled)]
 
     def _is_unsure(self) -> bool:
         """Whether the model's distribution in the place of the sampled token has too much entropy to take it."""

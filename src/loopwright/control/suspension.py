@@ -38,9 +38,10 @@ class Suspension:
 
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
-        for call, row in zip(step.rows, step.batch_rows, strict=True):
+        served = self._served
+        for place, call in enumerate(step.rows):
             if call.restoring is None:
-                self._served[call.run_id] += row.num_tokens
+                served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
 
     def forget(self, run_id: RunId) -> None:
         """The run is over."""

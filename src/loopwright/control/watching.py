@@ -137,6 +137,7 @@ class WatchedFeed(SegmentFeed):
             logprob_kind=self._call.sampling.logprobs,
             first=first,
             num_vetoes=self._num_vetoes,
+            num_allowed=self.num_allowed,
         )
 
     @property

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loopwright.core import calls, child_calls, host_calls, message_calls, outside_calls, results, store_calls
+from loopwright.core import (
+    calls,
+    child_calls,
+    code_calls,
+    host_calls,
+    message_calls,
+    outside_calls,
+    results,
+    store_calls,
+)
 from loopwright.core.call_base import HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
@@ -28,7 +37,9 @@ class CallKind:
 
 
 CALL_KINDS: Final[Mapping[type, CallKind]] = {
-    host_calls.Describe: CallKind("runtime", "{run, version, seed, model, arguments?, prompt_template?, parent?}"),
+    host_calls.Describe: CallKind(
+        "runtime", "{run, version, seed, model, arguments?, prompt_template?, parent?, tool_format?}"
+    ),
     host_calls.Models: CallKind("runtime", "{models}"),
     calls.DebugQuery: CallKind("control", results.DebugInfo),
     calls.CreateQueue: CallKind("control", results.Done),
@@ -87,6 +98,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     child_calls.Spawn: CallKind("runtime", results.Done),
     child_calls.ChildEvents: CallKind("runtime", results.Done),
     child_calls.CancelChild: CallKind("runtime", results.Done),
+    code_calls.RunCode: CallKind("runtime", "{result, stdout, error}"),
     host_calls.EmitValue: CallKind("runtime", results.Done),
     host_calls.EmitText: CallKind("runtime", results.Done),
     host_calls.Interrupt: CallKind("runtime", results.Done),

@@ -310,15 +310,16 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
 
 MAX_GRAMMAR_BYTES = 256 << 10
 
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice"]
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a segment's text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
     what each kind takes.
 
-    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; or a JSON list of
-    strings, one of which the text will be."""
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
+    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice, parallel}:
+    docs/tools-while-generating.md."""
 
     kind: GrammarKind
     source: str = ""
@@ -376,6 +377,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=64)] = ()
     stop_tokens: tuple[TokenId, ...] = ()
     progress: bool = False
+    explain: bool = False  # a Progress also says how many tokens the grammar let through
     grammar: Grammar | None = None
     window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
     sampler: TracedSampler | None = None

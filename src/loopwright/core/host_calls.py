@@ -12,6 +12,7 @@ from msgspec import Meta
 from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
 from loopwright.core.child_calls import ChildCall
+from loopwright.core.code_calls import RunCode
 from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
 from loopwright.core.store_calls import StoreCall
@@ -23,7 +24,7 @@ class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
     this one, {run, context}, or null."""
 
     model: str = ""  # "" is the server's default model
-    include: tuple[Literal["arguments", "prompt_template", "parent"], ...] = ()
+    include: tuple[Literal["arguments", "prompt_template", "parent", "tool_format"], ...] = ()
 
 
 class Models(HostCall, frozen=True, kw_only=True, tag="models"):
@@ -65,18 +66,29 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: str
     content: str
+    name: str | None = None  # of the tool whose result it is
+
+
+class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model is told of a tool. `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     """Messages to token ids by the model's chat template: {tokens}.
 
     `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
-    content is in the context and whose end is not. The ids are those that come after."""
+    content is in the context and whose end is not. The ids are those that come after. `tools` are told to the model by
+    its template, or in the first system message where the template takes none."""
 
     messages: tuple[Message, ...]
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
+    tools: tuple[ToolSpec, ...] = ()
 
 
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):
@@ -114,7 +126,7 @@ class Cancel(HostCall, frozen=True, kw_only=True, tag="cancel"):
 
 RuntimeCall: TypeAlias = (
     Describe | Models | Vocabulary | Adapters | EmbedsNeeded | Tokenize | Detokenize | RenderChat | Segment
-    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall
+    | EmitValue | EmitText | Interrupt | Cancel | OutsideCall | MessageCall | StoreCall | ChildCall | RunCode
 )  # fmt: skip
 ProgramCall: TypeAlias = QueueCall | RuntimeCall
 """Every call that a program may send."""

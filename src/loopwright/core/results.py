@@ -89,7 +89,10 @@ class Segment(Result, frozen=True, tag="segment"):
 
 class Progress(Result, frozen=True, tag="progress"):
     """Tokens of a segment that is still running, in order. Of a watched one, `first` is the index of the first of them,
-    and `num_vetoes` how many vetoes it had taken when they were sampled: fewer than were sent, and they are void."""
+    and `num_vetoes` how many vetoes it had taken when they were sampled: fewer than were sent, and they are void.
+
+    `num_allowed` says, if it was asked for and there is a grammar, among how many tokens each was chosen: 1 where the
+    grammar forced it."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -97,6 +100,7 @@ class Progress(Result, frozen=True, tag="progress"):
     logprob_kind: LogprobKind | None = None
     first: int = 0
     num_vetoes: int = 0
+    num_allowed: tuple[int, ...] = ()
 
 
 class Imported(Result, frozen=True, tag="imported"):

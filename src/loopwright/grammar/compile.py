@@ -11,10 +11,12 @@ from llguidance import LLMatcher, LLParserLimits
 
 from loopwright.core.calls import MAX_GRAMMAR_BYTES, Grammar
 from loopwright.core.errors import BadRequest, LoopwrightError
-from loopwright.grammar.json_schema import Schema, read_schema, schema_error, subschemas
+from loopwright.grammar.json_schema import Schema, read_schema, subschemas
 from loopwright.grammar.lark import read_lark
 from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line
 from loopwright.grammar.pattern import whole_pattern
+from loopwright.grammar.schema_values import schema_error
+from loopwright.grammar.tool_calls import ToolGrammar, read_tool_calls, tool_error
 from loopwright.grammar.vocabulary import Vocabulary
 
 SCHEMA_OPTIONS: dict[str, object] = {
@@ -64,19 +66,15 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
                 raise BadRequest("json_object takes no source", field="grammar.source", hint="json_schema does")
             return _compile_schema({"type": "object"}, vocabulary)
         case "regex":
-            if not grammar.source:
-                raise BadRequest("there is no regular expression", field="grammar.source")
-            try:
-                pattern = whole_pattern(grammar.source)
-            except BadRequest as error:
-                raise BadRequest(error.message, field="grammar.source") from None
-            return _started(LLMatcher.grammar_from_regex(pattern), vocabulary)
+            return _started(LLMatcher.grammar_from_regex(_pattern(grammar.source)), vocabulary)
         case "lark":
             if not grammar.source.strip():
                 raise BadRequest("there is no grammar", field="grammar.source")
             return _started(LLMatcher.grammar_from_lark(read_lark(grammar.source, SCHEMA_OPTIONS)), vocabulary)
         case "choice":
             return _started(LLMatcher.grammar_from_regex(_choice(grammar.source)), vocabulary)
+        case "tool_calls":
+            return _compile_tool_calls(read_tool_calls(grammar.source, SCHEMA_OPTIONS), vocabulary)
     assert_never(grammar.kind)
 
 
@@ -84,6 +82,16 @@ def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
     matcher, fault = _try(_schema_grammar(schema), vocabulary)
     if fault is not None:
         raise schema_error(_locate(schema, fault, vocabulary), fault)
+    return TokenGrammar(vocabulary, matcher)
+
+
+def _compile_tool_calls(grammar: ToolGrammar, vocabulary: Vocabulary) -> TokenGrammar:
+    matcher, fault = _try(LLMatcher.grammar_from_lark(grammar.lark), vocabulary)
+    for name, schema in grammar.schemas if fault is not None else ():  # which tool is it that cannot be held?
+        if (of_tool := _try(_schema_grammar(schema), vocabulary)[1]) is not None:
+            raise tool_error(name, _locate(schema, of_tool, vocabulary), of_tool)
+    if fault is not None:
+        raise BadRequest(f"tools: {fault}", field="tools")
     return TokenGrammar(vocabulary, matcher)
 
 
@@ -137,6 +145,15 @@ def _locate(root: Schema, fault: str, vocabulary: Vocabulary) -> str:
                 break
         else:
             return pointer
+
+
+def _pattern(source: str) -> str:
+    if not source:
+        raise BadRequest("there is no regular expression", field="grammar.source")
+    try:
+        return whole_pattern(source)
+    except BadRequest as error:
+        raise BadRequest(error.message, field="grammar.source") from None
 
 
 def _choice(source: str) -> str:

@@ -7,42 +7,38 @@ to the letter: numbers that do not fit a double, counts of keys that may come tw
 
 import json
 from collections.abc import Callable, Iterator
-from decimal import Decimal, InvalidOperation
 from math import floor, lcm
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
-from loopwright.core.errors import BadRequest
-from loopwright.grammar.pattern import is_unwritable, search_pattern
+from loopwright.grammar.schema_values import (
+    MAX_DEPTH,
+    VALUES,
+    _pattern,
+    check_name,
+    escaped,
+    exact,
+    schema_error,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 Schema: TypeAlias = dict[str, object]
 Schemas: TypeAlias = list[tuple[str, object]]
 """Every schema of a document with its pointer, inner ones first."""
 
-MAX_DEPTH = 64
 MAX_TOTAL_DEPTH = (
     4000  # of the document and of all that is referred to: llguidance recurses as deep, on its thread's stack
 )
-MAX_EXACT_INTEGER = 1 << 53  # llguidance computes with doubles
 MAX_MULTIPLE = 100_000_000  # from about 2^30 on, llguidance's arithmetic with multiples overflows
-MAX_COUNT = 1_000_000  # of characters, items or properties
-
 ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "discriminator")
 )
 """Keywords that constrain nothing (discriminator is OpenAPI's)."""
 
-FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-"""Formats whose spelling is enforced; that a date has a 29th of February is not looked up."""
-
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema")
-
-
-def schema_error(pointer: str, what: str, hint: str = "") -> BadRequest:
-    """For a schema that cannot be enforced: `pointer` (RFC 6901) says where, in the message and in the field. No
-    class of its own: an error has to keep its type over the wire."""
-    return BadRequest(f"JSON schema at #{pointer}: {what}", field=f"grammar.source#{pointer}", hint=hint)
 
 
 def read_schema(source: str) -> Schema:
@@ -61,7 +57,7 @@ def read_schema(source: str) -> Schema:
 def check_schema(value: object) -> Schema:
     """The same for a schema that is decoded, its fractions with `exact`."""
     if not isinstance(value, dict):
-        raise schema_error("", f"the schema is {_shown(value)}; it must be an object", _ANY_HINT)
+        raise schema_error("", f"the schema is {shown(value)}; it must be an object", _ANY_HINT)
     checker = _Checker(value)
     checked = checker.check(value, "", 0)
     assert isinstance(checked, dict)
@@ -76,14 +72,6 @@ def check_schema(value: object) -> Schema:
     return checked
 
 
-def exact(number: str) -> Decimal:
-    """A fraction as it is written. Raises ValueError."""
-    try:
-        return Decimal(number)
-    except InvalidOperation:
-        raise ValueError(f"the exponent of {number[:60]} is too large") from None
-
-
 def subschemas(schema: object, pointer: str) -> Iterator[tuple[str, object]]:
     """The schemas directly inside one, with their pointers."""
     if not isinstance(schema, dict):
@@ -94,7 +82,7 @@ def subschemas(schema: object, pointer: str) -> Iterator[tuple[str, object]]:
         elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
             yield from ((f"{pointer}/{keyword}/{place}", one) for place, one in enumerate(value))
         elif keyword in ("properties", "patternProperties", "$defs", "definitions"):
-            yield from ((f"{pointer}/{keyword}/{_escaped(name)}", one) for name, one in value.items())
+            yield from ((f"{pointer}/{keyword}/{escaped(name)}", one) for name, one in value.items())
 
 
 class _Checker:
@@ -113,18 +101,18 @@ class _Checker:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise schema_error(pointer, f"{_shown(schema)} is not a schema")
+            raise schema_error(pointer, f"{shown(schema)} is not a schema")
         checked: Schema = {}
         for keyword, value in schema.items():
-            at = f"{pointer}/{_escaped(keyword)}"
+            at = f"{pointer}/{escaped(keyword)}"
             if keyword in ANNOTATIONS or (pointer == "" and self._is_identity(keyword, value, at)):
                 continue
             if keyword == "prefixItems" and self._is_draft_7:
                 raise schema_error(at, "draft 7 has no prefixItems, and its items hold for all", "leave $schema out")
             if keyword in _APPLICATORS:
                 checked[keyword] = _APPLICATORS[keyword](self, value, at, depth)
-            elif keyword in _VALUES:
-                checked[keyword] = _VALUES[keyword](value, at)
+            elif keyword in VALUES:
+                checked[keyword] = VALUES[keyword](value, at)
             elif keyword == "$ref":
                 checked[keyword] = self._reference(value, at)
             else:
@@ -148,27 +136,27 @@ class _Checker:
 
     def many(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, list) or not value:
-            raise schema_error(at, f"{_shown(value)} is not a list of at least one schema")
+            raise schema_error(at, f"{shown(value)} is not a list of at least one schema")
         return [self.check(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
 
     def named(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, dict):
-            raise schema_error(at, f"{_shown(value)} is not an object of schemas")
+            raise schema_error(at, f"{shown(value)} is not an object of schemas")
         for name in value:
-            _check_name(name, at)
-        return {name: self.check(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
+            check_name(name, at)
+        return {name: self.check(one, f"{at}/{escaped(name)}", depth + 1) for name, one in value.items()}
 
     def patterned(self, value: object, at: str, depth: int) -> object:
         if not isinstance(value, dict):
-            raise schema_error(at, f"{_shown(value)} is not an object of schemas")
+            raise schema_error(at, f"{shown(value)} is not an object of schemas")
         return {
-            _pattern(pattern, f"{at}/{_escaped(pattern)}"): self.check(one, f"{at}/{_escaped(pattern)}", depth + 1)
+            _pattern(pattern, f"{at}/{escaped(pattern)}"): self.check(one, f"{at}/{escaped(pattern)}", depth + 1)
             for pattern, one in value.items()
         }
 
     def _reference(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
-            raise schema_error(at, f"{_shown(value)} is not a reference into this document", "start it with '#/'")
+            raise schema_error(at, f"{shown(value)} is not a reference into this document", "start it with '#/'")
         self._references.append((at, unquote(value[1:])))
         return value
 
@@ -179,7 +167,7 @@ class _Checker:
     def _is_identity(self, keyword: str, value: object, at: str) -> bool:
         """Whether the keyword only says what this document is."""
         if keyword == "$schema" and (not isinstance(value, str) or value.rstrip("#") not in _DIALECTS):
-            raise schema_error(at, f"{_shown(value)} is not a known dialect", f"known are {' and '.join(_DIALECTS)}")
+            raise schema_error(at, f"{shown(value)} is not a known dialect", f"known are {' and '.join(_DIALECTS)}")
         return keyword in ("$schema", "$id")
 
 
@@ -197,109 +185,7 @@ _APPLICATORS: dict[str, Callable[[_Checker, object, str, int], object]] = {
 }
 
 
-def _type(value: object, at: str) -> object:
-    for one in value if isinstance(value, list) and value else [value]:
-        if one not in _TYPES:
-            raise schema_error(at, f"{_shown(one)} is not a type; types are {', '.join(_TYPES)}")
-    return value
-
-
-def _number(value: object, at: str) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise schema_error(at, f"{_shown(value)} is not a number")
-    if isinstance(value, int):
-        if abs(value) > MAX_EXACT_INTEGER:
-            raise schema_error(at, f"{value} is beyond ±2^53, where numbers can be enforced exactly")
-        return value
-    if Decimal(repr(float(value))) != value:
-        raise schema_error(at, f"{value} has more digits than can be enforced exactly")
-    return float(value)
-
-
-def _multiple(value: object, at: str) -> object:
-    number = _number(value, at)
-    assert isinstance(number, int | float)
-    if number <= 0:
-        raise schema_error(at, f"{number} is not above 0")
-    return number
-
-
-def _count(value: Any, at: str) -> int:  # noqa: ANN401 (JSON)
-    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MAX_COUNT or value != int(value):
-        raise schema_error(at, f"{_shown(value)} is not a whole number from 0 to {MAX_COUNT}")
-    return int(value)
-
-
-def _pattern(value: object, at: str) -> str:
-    if not isinstance(value, str):
-        raise schema_error(at, f"{_shown(value)} is not a string")
-    try:
-        return search_pattern(value)
-    except BadRequest as error:
-        raise schema_error(at, error.message) from None
-
-
-def _format(value: object, at: str) -> object:
-    if not isinstance(value, str) or value not in FORMATS:
-        raise schema_error(at, f"the format {_shown(value)} is not enforced; {', '.join(sorted(FORMATS))} are")
-    return value
-
-
-def _required(value: object, at: str) -> object:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len({*value}) < len(value):
-        raise schema_error(at, f"{_shown(value)} is not a list of different strings")
-    for name in value:
-        _check_name(name, at)
-    return value
-
-
-def _enum(value: object, at: str) -> object:
-    if not isinstance(value, list) or not value:
-        raise schema_error(at, f"{_shown(value)} is not a list of at least one value")
-    return [_constant(one, f"{at}/{place}") for place, one in enumerate(value)]
-
-
-def _constant(value: object, at: str, depth: int = 0) -> object:
-    if depth > MAX_DEPTH:
-        raise schema_error(at, f"nested deeper than {MAX_DEPTH}")
-    match value:
-        case dict():
-            for name in value:
-                _check_name(name, at)
-            return {name: _constant(one, f"{at}/{_escaped(name)}", depth + 1) for name, one in value.items()}
-        case list():
-            return [_constant(one, f"{at}/{place}", depth + 1) for place, one in enumerate(value)]
-        case str() if not _is_unicode(value):
-            raise schema_error(at, f"{_shown(value)} is not valid Unicode")
-        case str() if any(map(is_unwritable, value)):
-            raise schema_error(at, f"{_shown(value)} has control characters, which are never written")
-        case bool() | None | str():
-            return value
-    return _number(value, at)
-
-
-_VALUES: dict[str, Callable[[object, str], object]] = {
-    "type": _type,
-    "enum": _enum,
-    "const": _constant,
-    "minimum": _number,
-    "maximum": _number,
-    "exclusiveMinimum": _number,
-    "exclusiveMaximum": _number,
-    "multipleOf": _multiple,
-    "minLength": _count,
-    "maxLength": _count,
-    "pattern": _pattern,
-    "format": _format,
-    "minItems": _count,
-    "maxItems": _count,
-    "required": _required,
-    "minProperties": _count,
-    "maxProperties": _count,
-}
-
-ENFORCED = frozenset((*_APPLICATORS, *_VALUES, "$ref"))
+ENFORCED = frozenset((*_APPLICATORS, *VALUES, "$ref"))
 """Every keyword that is enforced."""
 
 
@@ -315,18 +201,6 @@ def _check_min_properties(checked: Schema, pointer: str) -> None:
             f"{least} different keys cannot be enforced beyond the required ones",
             "list the keys in required",
         )
-
-
-def _check_name(name: str, at: str) -> None:
-    # JSON can write such characters in several ways, and a name must be known again however it is written.
-    if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 for character in name):
-        raise schema_error(at, f"the name {name!r} has control characters")
-    if not _is_unicode(name):
-        raise schema_error(at, f"the name {name!r} is not valid Unicode")
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_total_depth(schemas: Schemas, targets: set[str]) -> None:
@@ -412,7 +286,7 @@ def _is_finite(schema: object, pointer: str, finite: set[str]) -> bool:
     kind = schema.get("type")
     if kind in ("object", ["object"]):
         names = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]
-        return all(f"{pointer}/properties/{_escaped(name)}" in finite for name in names)
+        return all(f"{pointer}/properties/{escaped(name)}" in finite for name in names)
     if kind in ("array", ["array"]):
         least, first = schema.get("minItems", 0), schema.get("prefixItems", [])
         needed = [f"{pointer}/prefixItems/{place}" for place in range(min(least, len(first)))]
@@ -420,15 +294,6 @@ def _is_finite(schema: object, pointer: str, finite: set[str]) -> bool:
             needed.append(f"{pointer}/items")
         return all(one in finite for one in needed)
     return True
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _refuse_constant(name: str) -> object:

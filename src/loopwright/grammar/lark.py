@@ -9,7 +9,8 @@ import json
 import re
 
 from loopwright.core.errors import BadRequest
-from loopwright.grammar.json_schema import check_schema, exact
+from loopwright.grammar.json_schema import check_schema
+from loopwright.grammar.schema_values import exact
 
 _STRING = r'"(?:\\.|[^"\\\n])*"i?'
 _REGEX = r"/(?!/)(?:\\.|[^/\\\n])+/[imslux]*"

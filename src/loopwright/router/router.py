@@ -1,22 +1,26 @@
 """Chooses the worker of each run and remembers it. Never looks into a run. Called by the server as core.runs.Runs.
 
 A new run goes to the worker with the fewest live runs, and stays there. A worker that died is left out: what it ran
-ends with the final event that its client makes, and the rest goes on.
+ends with the final event that its client makes, and stays readable; the rest goes on. Who starts workers admits others.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from loopwright.core.control import ControlStats
-from loopwright.core.errors import NotFound, Overloaded, Unavailable
-from loopwright.core.events import Event, Finished
+from loopwright.core.errors import BadRequest, NotFound, Overloaded, Unavailable
+from loopwright.core.events import Event
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, open_events
+from loopwright.router.followed_run import FollowedRun
 
 MAX_REMEMBERED = 100_000  # runs whose worker is known without asking
+MAX_ENDED_RUNS = 1000  # whose events are kept here; the worker, while it lives, may keep more
+MAX_ENDED_BYTES = 256 << 20
 NUM_STARTS_BETWEEN_COUNTS = 256  # then the workers are asked: runs that nobody reads end unseen
 
 AnswerT = TypeVar("AnswerT")
@@ -35,17 +39,38 @@ class Router:
     """Runs over N workers. `deploy` reaches all of them; lists are merged."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = tuple(workers)
-        self._live: dict[Worker, set[RunId]] = {worker: set() for worker in workers}
-        self._num_starting: dict[Worker, int] = dict.fromkeys(workers, 0)
+        self._workers = list(workers)
+        self._live: defaultdict[Worker, set[RunId]] = defaultdict(set)
+        self._num_starting: Counter[Worker] = Counter()
         self._worker_of: OrderedDict[RunId, Worker] = OrderedDict()  # the oldest first
         self._num_starts = 0
+        self._followed: dict[RunId, FollowedRun] = {}
+        self._ended: OrderedDict[RunId, FollowedRun] = OrderedDict()  # those of them that are over, the oldest first
+        self._num_ended_bytes = 0
+        self._following: set[asyncio.Task[None]] = set()
+        self._deployed: dict[str, tuple[str, str]] = {}  # by name: source and filename
+
+    async def close(self) -> None:
+        """Reads no more. The runs go on."""
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+
+    async def admit(self, worker: Worker) -> None:
+        """Takes in a worker that has just started, in the place of those that died; gives it the programs it lacks."""
+        for name, (source, filename) in self._deployed.items():
+            await worker.deploy(name, source, filename)
+        for dead in [one for one in self._workers if not one.is_alive]:
+            self._workers.remove(dead)
+            self._live.pop(dead, None)
+        self._workers.append(worker)
 
     def models(self) -> tuple[ModelInfo, ...]:
         return self._workers[0].models()
 
     async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
         deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename))
+        self._deployed[name] = (source, filename)
         return next(iter(deployed.values()))
 
     async def programs(self) -> tuple[ProgramInfo, ...]:
@@ -68,29 +93,35 @@ class Router:
         raise refusal or _none_left()
 
     async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
-        worker = await self._find(run_id)
-        async with open_events(worker, run_id, after) as events:
+        if (followed := self._followed.get(run_id)) is not None:
+            async for event in followed.feed.follow(after):
+                yield event
+            return
+        async with open_events(await self._find(run_id), run_id, after) as events:
             async for event in events:
-                if isinstance(event, Finished):
-                    self._live[worker].discard(run_id)
                 yield event
 
     async def cancel(self, run_id: RunId) -> None:
-        worker = await self._find(run_id)
-        if worker.is_alive:
-            await worker.cancel(run_id)
+        if run_id not in self._ended:
+            worker = await self._find(run_id)
+            if worker.is_alive:
+                await worker.cancel(run_id)
 
     async def send(self, run_id: RunId, sent: ClientInput) -> None:
+        if run_id in self._ended:
+            raise BadRequest(f"the run {run_id} is over", field="run")
         await (await self._find(run_id)).send(run_id, sent)
 
     async def runs(self) -> tuple[RunInfo, ...]:
-        """Those of all live workers, by start."""
+        """Those of all live workers, and those that ended with a worker or before it died, by start."""
         lists = await self._ask_all(lambda worker: worker.runs())
+        known = {info.run: info for infos in lists.values() for info in infos}
         for worker, infos in lists.items():
             self._live[worker] = {info.run for info in infos if info.state == "running"}
             for info in infos:
                 self._remember(info.run, worker)
-        return tuple(sorted((info for infos in lists.values() for info in infos), key=lambda info: info.started_s))
+        left = [run.info() for run in self._ended.values() if run.run_id not in known]
+        return tuple(sorted((*known.values(), *left), key=lambda info: info.started_s))
 
     async def stats(self) -> ControlStats:
         """Any worker's: they share one control layer, and each reports the whole of it."""
@@ -118,13 +149,30 @@ class Router:
             self._num_starting[worker] -= 1
         self._live[worker].add(run_id)
         self._remember(run_id, worker)
+        self._follow(worker, run_id, spec.program or Path(spec.filename).stem)
         return run_id
+
+    def _follow(self, worker: Worker, run_id: RunId, program: str) -> None:
+        run = FollowedRun(run_id, program, lambda run: self._end(run, worker))
+        self._followed[run_id] = run
+        task = asyncio.create_task(run.follow(worker))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    def _end(self, run: FollowedRun, worker: Worker) -> None:
+        self._live[worker].discard(run.run_id)
+        self._ended[run.run_id] = run
+        self._num_ended_bytes += run.num_bytes
+        while len(self._ended) > MAX_ENDED_RUNS or self._num_ended_bytes > MAX_ENDED_BYTES:
+            run_id, oldest = self._ended.popitem(last=False)
+            self._num_ended_bytes -= oldest.num_bytes
+            del self._followed[run_id]
 
     async def _find(self, run_id: RunId) -> Worker:
         if run_id not in self._worker_of:
             await self.runs()  # another server process may have started it
         worker = self._worker_of.get(run_id)
-        if worker is None:
+        if worker is None or (not worker.is_alive and run_id not in self._followed):
             raise NotFound(f"there is no run {run_id}", field="run")
         return worker
 
@@ -144,4 +192,4 @@ class Router:
 
 
 def _none_left() -> Unavailable:
-    return Unavailable("no runtime worker is left", hint="restart the server")
+    return Unavailable("no runtime worker is up", hint="one is being started; try again")

@@ -3,12 +3,12 @@
 Written by the run's host and launcher; read by any number of followers.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
+from loopwright.core.event_feed import EventFeed
 from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, ToolCall
 from loopwright.core.ids import RunId
 from loopwright.core.raise_hint import raise_hint
@@ -28,33 +28,32 @@ class EventLog:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lines = LineRate(clock, max_log_lines_per_s)
-        self._events: list[Event] = []
-        self._followers: set[asyncio.Event] = set()
+        self._feed = EventFeed()
 
     def start(self, *, program: str, sandbox: str, model: str, seed: int) -> None:
-        self._add(Started(**self._stamp(), program=program, sandbox=sandbox, model=model, seed=seed))
+        self._feed.add(Started(**self._stamp(), program=program, sandbox=sandbox, model=model, seed=seed))
 
     def text(self, text: str) -> None:
         self._count(_num_bytes(text))
-        self._add(Text(**self._stamp(), text=text))
+        self._feed.add(Text(**self._stamp(), text=text))
 
     def log(self, stream: str, line: str) -> None:
         self._lines.take_one()
         self._count(_num_bytes(line))
-        self._add(Log(**self._stamp(), line=line, stream=stream))
+        self._feed.add(Log(**self._stamp(), line=line, stream=stream))
 
     def emit(self, value: Any, num_bytes: int) -> None:  # noqa: ANN401 (JSON)
         self._count(num_bytes)
-        self._add(Emit(**self._stamp(), value=value))
+        self._feed.add(Emit(**self._stamp(), value=value))
 
     def receive(self) -> None:
         self._count(0)
-        self._add(Receive(**self._stamp()))
+        self._feed.add(Receive(**self._stamp()))
 
     def tool(self, name: str, arguments: str, duration_s: float, outcome: Code) -> None:
         self._count(_num_bytes(name) + _num_bytes(arguments))
         stamp = self._stamp()
-        self._add(ToolCall(**stamp, name=name, arguments=arguments, duration_s=duration_s, outcome=outcome))
+        self._feed.add(ToolCall(**stamp, name=name, arguments=arguments, duration_s=duration_s, outcome=outcome))
 
     def check_result(self, num_bytes: int) -> None:
         """Raises LimitExceeded when a result of that size would pass the limit."""
@@ -62,7 +61,7 @@ class EventLog:
 
     def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
         """Writes the final event; the first call counts, later ones change nothing."""
-        self._add(Finished(**self._stamp(), code=code, result=result, error=error))
+        self._feed.add(Finished(**self._stamp(), code=code, result=result, error=error))
 
     @property
     def num_bytes(self) -> int:
@@ -72,34 +71,17 @@ class EventLog:
     @property
     def final(self) -> Finished | None:
         """The final event, once there is one."""
-        last = self._events[-1] if self._events else None
-        return last if isinstance(last, Finished) else None
+        return self._feed.final
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._feed)
 
-    async def follow(self, after: int = -1) -> AsyncIterator[Event]:
-        """Events with seq > after, as they come, up to and including the final one, which comes whatever `after` is: it
-        is how a follower knows that the run is over."""
-        news = asyncio.Event()
-        self._followers.add(news)
-        try:
-            place = max(after + 1, 0)
-            while (final := self.final) is None or place < len(self._events):
-                news.clear()
-                for event in self._events[place:]:
-                    place += 1
-                    yield event
-                    if isinstance(event, Finished):
-                        return
-                if self.final is None:
-                    await news.wait()
-            yield final
-        finally:
-            self._followers.discard(news)
+    def follow(self, after: int = -1) -> AsyncIterator[Event]:
+        """As EventFeed.follow."""
+        return self._feed.follow(after)
 
     def _stamp(self) -> dict[str, Any]:
-        return {"run": self.run_id, "seq": len(self._events), "time_s": self._clock.wall_s()}
+        return {"run": self.run_id, "seq": len(self._feed), "time_s": self._clock.wall_s()}
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += max(num_bytes, MIN_EVENT_BYTES)
@@ -109,12 +91,6 @@ class EventLog:
                 hint=raise_hint("max_output_bytes", self._max_bytes, "print less"),
                 field="max_output_bytes",
             )
-
-    def _add(self, event: Event) -> None:
-        if self.final is None:
-            self._events.append(event)
-            for news in self._followers:
-                news.set()
 
 
 class LineRate:

@@ -15,6 +15,7 @@ from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.tokenizer import Tokenizer
+from loopwright.text.tool_prompts import tool_format
 
 FactCall: TypeAlias = Describe | Models | Adapters | EmbedsNeeded
 
@@ -69,6 +70,8 @@ def _describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]
         found["prompt_template"] = model.tokenizer.chat_template
     if "parent" in call.include:
         found["parent"] = run.parent
+    if "tool_format" in call.include:
+        found["tool_format"] = tool_format(model.tokenizer.chat_template)
     return found
 
 

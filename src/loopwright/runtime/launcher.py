@@ -38,6 +38,7 @@ from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText, RunFacts
 from loopwright.runtime.host import Host
+from loopwright.runtime.launch_queue import LaunchQueue
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
@@ -46,6 +47,7 @@ from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.services import Services
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
+from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 
@@ -59,6 +61,7 @@ class Run:
     program: Program
     arguments: dict[str, Any]
     sandbox: Sandbox
+    tenant: str  # whose launches take turns with those of others
     limits: Limits
     seed: int
     events: EventLog
@@ -95,6 +98,8 @@ class Launcher:
         max_live_runs: int,
         exchange: Exchange,
         allows_native: bool = False,
+        holds_deadline: bool = True,
+        trace: TraceSink | None = None,
         tools: Toolbox = NO_TOOLS,
     ) -> None:
         self._control = control
@@ -105,7 +110,10 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._services = Services(model, exchange, tools)
+        self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
+        self._trace = trace  # takes the traces of all runs
+        self._services = Services(model, exchange, sandboxes.get("wasm"), tools)
+        self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -234,6 +242,7 @@ class Launcher:
             program=program,
             arguments=spec.arguments,
             sandbox=sandbox,
+            tenant="",
             limits=limits,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=events,
@@ -263,7 +272,7 @@ class Launcher:
             run.events.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
-        deadline = asyncio.timeout(run.limits.seconds)
+        deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
         try:
             async with deadline:
                 result = await self._execute_in_sandbox(run)
@@ -279,10 +288,16 @@ class Launcher:
             ) from None
 
     async def _execute_in_sandbox(self, run: Run) -> str:
+        if run.sandbox.is_paced:
+            await self._launches.turn(run.tenant)
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
         session = self._control.open(run.run_id, limits)
+        trace = None
+        if self._trace is not None:
+            trace = RunTrace(run.run_id, self._model, self._clock, self._trace)
+            session = trace.session(session)
         try:
             async with (
                 self._services.open(facts, run.children.permissions, run.limits, run.mailbox, run.events) as answers,
@@ -297,7 +312,8 @@ class Launcher:
                 ) as host,
             ):
                 arguments = json.dumps(run.arguments)
-                return await run.sandbox.run(run.program.code, run.program.filename, arguments, host, run.limits)
+                guest = host if trace is None else trace.guest(host)
+                return await run.sandbox.run(run.program.code, run.program.filename, arguments, guest, run.limits)
         finally:
             session.close()
 

@@ -27,8 +27,8 @@ ANY_SOURCE = "@source"
 class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata table `permissions`."""
 
-    http: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()  # hosts that it may ask: "host", "host:port", "host:*", "*.domain"
+    tools: tuple[str, ...] = ()  # of the server: "name", or "server.*" for all of an MCP server
     children: tuple[str, ...] = ()  # deployed programs by name; "@self": functions of its own file, "@source": any text
     channels: tuple[str, ...] = ()  # topics and queues
     state: tuple[str, ...] = ()  # named stores

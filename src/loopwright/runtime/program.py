@@ -25,6 +25,7 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
 
 MAX_SOURCE_BYTES = 1 << 20
+MAX_READ_PROGRAMS = 32  # that are remembered, with their sources
 _BLOCK = re.compile(r"(?m)^# /// program\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 
@@ -75,8 +76,10 @@ class Program:
         return f"usage: {self.entry}({', '.join(words)})"
 
 
+@functools.lru_cache(MAX_READ_PROGRAMS)
 def read_program(source: str, filename: str, entry: str = "main") -> Program:
-    """Raises ProgramRejected, with file and line, for a file that is not a program."""
+    """Raises ProgramRejected, with file and line, for a file that is not a program. The last ones are remembered: 200
+    lines take milliseconds."""
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")

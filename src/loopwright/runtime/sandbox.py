@@ -36,6 +36,8 @@ class Sandbox(Protocol):
     """A place to execute programs. One per server; many runs at once."""
 
     name: str
+    is_paced: bool
+    """Whether a launch holds the event loop up so long that launches take turns with running programs."""
 
     async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
         """Executes `main(**arguments)` of the source and returns its result as JSON.

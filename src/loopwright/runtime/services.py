@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from loopwright.core.call_base import HostCall
+from loopwright.core.code_calls import RunCode
 from loopwright.core.exchange import Exchange
 from loopwright.core.host_calls import (
     Adapters,
@@ -25,7 +26,9 @@ from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
+from loopwright.runtime.nested_code import NestedCode
 from loopwright.runtime.permissions import Permissions
+from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, ToolUse
@@ -40,10 +43,13 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText, exchange: Exchange, tools: Toolbox = NO_TOOLS) -> None:
+    def __init__(
+        self, model: facts.ModelText, exchange: Exchange, code_sandbox: Sandbox | None, tools: Toolbox = NO_TOOLS
+    ) -> None:
         self._model = model
         self._text = TextCalls(model)
         self._egress = Egress()
+        self._code_sandbox = code_sandbox  # for code that a program was given by a model
         self.shared = SharedCalls(exchange)
         self._tools = tools
 
@@ -55,6 +61,8 @@ class Services:
 
         def fact(call: facts.FactCall) -> object:
             return facts.answer(call, run, self._model)
+
+        code = NestedCode(self._code_sandbox, limits)
 
         def tell(use: ToolUse) -> None:
             events.tool(use.name, use.arguments, use.duration_s, use.outcome)
@@ -79,7 +87,9 @@ class Services:
                 HttpClose: way_out.close_stream,
                 ListTools: lambda _: self._tools.list(permissions),
                 CallTool: lambda call: self._tools.call(call, permissions, tell),
+                RunCode: code.run,
             }
+        code.check_integrity()
 
     async def close(self) -> None:
         await self._egress.close()

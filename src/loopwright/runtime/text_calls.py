@@ -7,8 +7,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+import msgspec
+
 from loopwright.core.errors import BadRequest
-from loopwright.core.host_calls import Detokenize, RenderChat, Tokenize, Vocabulary
+from loopwright.core.host_calls import Detokenize, Message, RenderChat, Tokenize, Vocabulary
 from loopwright.runtime import facts
 from loopwright.text.stream import detokenize
 
@@ -35,6 +37,7 @@ class TextCalls:
 
     def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
         num_chars = sum(len(message.content) for message in call.messages)
+        num_chars += len(msgspec.json.encode(call.tools)) if call.tools else 0
         return _soon(num_chars, lambda: {"tokens": self._tokens_of_chat(call)})
 
     def vocabulary(self, _: Vocabulary) -> Coroutine[Any, Any, Payload]:
@@ -52,8 +55,16 @@ class TextCalls:
             raise BadRequest(
                 f"the model {self._model.info.name!r} has no chat template", hint="use append instead of chat roles"
             )
-        messages = [{"role": message.role, "content": message.content} for message in call.messages]
-        return self._model.chat_template.render_delta(messages, call.num_done, call.is_open, call.add_generation_prompt)
+        messages = [_message(one) for one in call.messages]
+        tools = [msgspec.structs.asdict(tool) for tool in call.tools]
+        return self._model.chat_template.render_delta(
+            messages, call.num_done, call.is_open, call.add_generation_prompt, tools
+        )
+
+
+def _message(message: Message) -> dict[str, str]:
+    fields = {"role": message.role, "content": message.content}
+    return fields if message.name is None else {**fields, "name": message.name}
 
 
 def _soon(num_chars: int, work: Callable[[], Payload]) -> Payload | Coroutine[Any, Any, Payload]:

@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import children, errors, http, resources, tensor, tools
+from loopwright.sdk import children, errors, http, resources, sandbox, tensor, tools
 from loopwright.sdk.children import Child, ChildFailed, parent_context, spawn
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
@@ -30,7 +30,7 @@ from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.store import Store
 from loopwright.sdk.tools import Tool, tool
-from loopwright.sdk.turn import Chunk, Score, Turn, Verified
+from loopwright.sdk.turn import BrokenCall, Chunk, Score, ToolCall, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
 
@@ -38,6 +38,7 @@ __all__ = [
     "Approximate",
     "BadRequest",
     "BoundaryHit",
+    "BrokenCall",
     "Cause",
     "Child",
     "ChildFailed",
@@ -61,6 +62,7 @@ __all__ = [
     "Score",
     "Store",
     "Tool",
+    "ToolCall",
     "ToolFailed",
     "Turn",
     "Untraceable",
@@ -90,6 +92,7 @@ __all__ = [
     "regex",
     "resources",
     "run_facts",
+    "sandbox",
     "spawn",
     "subscribe",
     "tensor",

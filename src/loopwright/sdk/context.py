@@ -5,13 +5,15 @@ method costs.
 """
 
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack, overload
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
+from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
@@ -20,7 +22,10 @@ from loopwright.sdk.segment_options import segment_fields, take_untraceable
 from loopwright.sdk.spans import Span, Spans, minus, numbers, size_of, spans_of
 from loopwright.sdk.token_by_token import generate_token_by_token
 from loopwright.sdk.token_log import TokenLog
-from loopwright.sdk.turn import Score, Turn, Verified
+from loopwright.sdk.tool_calls import ToolUse, tool_use
+from loopwright.sdk.tool_stream import ToolStream
+from loopwright.sdk.tools import Tool
+from loopwright.sdk.turn import Score, ToolCall, Turn, Verified
 from loopwright.sdk.turnstile import Turnstile
 from loopwright.sdk.views import Provenance, Window
 from loopwright.sdk.watching import Watched
@@ -73,6 +78,11 @@ class Context:
         """Adds a message of any role that the template knows."""
         self._log.append({"role": role, "content": content})
 
+    def tool_result(self, call: ToolCall, value: Any) -> None:  # noqa: ANN401 (JSON)
+        """Adds what a call came to, as a message of the role `tool`: a string as it is, anything else as JSON."""
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        self._log.append({"role": "tool", "content": content, "name": call.name})
+
     def accept(self, tokens: int | Sequence[int]) -> None:
         """Adds tokens that the program chose itself, say from `next_dist`."""
         self.append([tokens] if isinstance(tokens, int) else tokens)
@@ -89,16 +99,53 @@ class Context:
 
     # What comes out
 
-    async def generate(self, *, emit: bool = False, **options: Any) -> Turn:  # noqa: ANN401 (options of stream)
+    async def generate(
+        self,
+        *,
+        emit: bool = False,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **given: Unpack[GenerateOptions],
+    ) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
         With `emit`, the text also goes to the client while it is made, at no cost to the program."""
+        options: dict[str, Any] = {**given}
+        use = tool_use(tools, tool_choice, parallel_calls, strict)
         with self._turnstile:
+            if use is not None:
+                return use.read(await self._end(await self._begin(emit=emit, stream=False, options=options, use=use)))
             if await take_untraceable(options, self._run):
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
-    def stream(self, *, emit: bool = False, **options: Any) -> TokenStream:  # noqa: ANN401 (see below)
+    @overload
+    def stream(
+        self,
+        *,
+        tools: Sequence[Tool],
+        emit: bool = False,
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **options: Unpack[SegmentOptions],
+    ) -> ToolStream: ...
+
+    @overload
+    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream: ...
+
+    def stream(
+        self,
+        *,
+        emit: bool = False,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_calls: bool = True,
+        strict: bool = True,
+        **options: Unpack[SegmentOptions],
+    ) -> TokenStream | ToolStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
@@ -110,15 +157,22 @@ class Context:
 
         `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
         carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
-        traced as Python, once a token."""
-        return TokenStream(
+        traced as Python, once a token.
+
+        `tools` are what the model may call, with `tool_choice` ("auto", "none", "required" or a tool's name),
+        `parallel_calls` (false ends the segment with the first call) and `strict` (false lets go of the grammar that
+        holds calls to their schemas). The iterator then also gives each ToolCall, the moment it is complete:
+        docs/tools-while-generating.md."""
+        use = tool_use(tools, tool_choice, parallel_calls, strict)
+        chunks = TokenStream(
             self._turnstile,
-            lambda: self._begin(emit=emit, stream=True, options=options),
+            lambda: self._begin(emit=emit, stream=True, options={**options}, use=use),
             self._end,
             lambda: self._queue.is_over,
         )
+        return chunks if use is None else ToolStream(chunks, use)
 
-    def watch(self, window: int = 8, **options: Any) -> Watched:  # noqa: ANN401 (options of stream)
+    def watch(self, window: int = 8, **options: Unpack[SegmentOptions]) -> Watched:
         """Lets the model continue while the program looks at every token, and can take it back:
 
             async with ctx.watch(temperature=0.8) as watched:
@@ -129,8 +183,8 @@ class Context:
 
         The segment runs up to `window` tokens ahead; what it did ahead never shows. Options as for `stream`; those
         tokens that were looked at stay when the block is left early."""
-        options["watch"] = window
-        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=options), self._end)
+        given = {**options, "watch": window}
+        return Watched(self._turnstile, lambda: self._begin(emit=False, stream=False, options=given), self._end)
 
     async def next_dist(
         self,
@@ -166,11 +220,7 @@ class Context:
             return scores
 
     async def verify(
-        self,
-        drafts: Sequence[int],
-        *,
-        proposes: bool = False,
-        **sampling: Any,  # noqa: ANN401 (options of stream)
+        self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]
     ) -> Verified:
         """Has the model judge guesses of its next tokens in one forward, and keeps what it would have said itself.
 
@@ -179,19 +229,19 @@ class Context:
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling(sampling, (await self._run.description())["seed"])
+            options = self._sampling({**sampling}, (await self._run.description())["seed"])
             verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
                 self._log.transcript.write((await detokenize(verified.tokens))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
-    async def choose(self, options: Sequence[str], **sampling: Any) -> str:  # noqa: ANN401 (options of stream)
+    async def choose(self, options: Sequence[str], **sampling: Unpack[SamplingOptions]) -> str:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             ids = [tuple((await tokenize(option))["tokens"]) for option in options]
-            picked = await self._walk(ids, sampling)
+            picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
 
@@ -288,10 +338,13 @@ class Context:
 
     # Between the two
 
-    async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any]) -> Segment:
+    async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any], use: ToolUse | None = None) -> Segment:
         """Starts a segment; the caller must finish it."""
-        await self._prepare(opens_turn=True)
         description = await self._run.description()
+        if use is not None:
+            options = use.options(options, description["tool_format"])
+            self._log.transcript.announce(use.specs())
+        await self._prepare(opens_turn=True)
         fields, sampling = segment_fields(options, description["model"])
         fields["sampling"] = self._sampling(sampling, description["seed"])
         run = await self._kv.run_masked()

@@ -103,8 +103,11 @@ def error_types(root: type[LoopwrightError] = LoopwrightError) -> Iterator[type[
         yield from error_types(child)
 
 
-def error_from_data(data: dict[str, Any]) -> LoopwrightError:
-    """The exception for `{type, code, message, hint, field, retryable}`; an unknown type becomes the root."""
+def error_from_data(data: Any) -> LoopwrightError:  # noqa: ANN401 (JSON)
+    """The exception for `{type, code, message, hint, field, retryable}`; an unknown type becomes the root, and what
+    describes no error an InternalError."""
+    if not isinstance(data, dict) or not isinstance(data.get("type"), str) or "message" not in data:
+        return InternalError(f"the host sent an error that cannot be read: {str(data)[:200]}")
     kind = {one.__name__: one for one in error_types()}.get(data["type"], LoopwrightError)
     return kind(
         data["message"],

@@ -11,10 +11,11 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
 from loopwright.sdk.errors import BadRequest, LoopwrightError, Unavailable
+from loopwright.sdk.options import RequestOptions
 from loopwright.sdk.port import Operation, current_port
 
 IDEMPOTENT = frozenset(("GET", "HEAD", "PUT", "DELETE"))
@@ -131,21 +132,21 @@ async def request(
         num_tried += 1
 
 
-async def get(url: str, **options: Any) -> Response:  # noqa: ANN401 (options of request)
+async def get(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("GET", url, **options)
 
 
-async def get_text(url: str, **options: Any) -> str:  # noqa: ANN401 (options of request)
+async def get_text(url: str, **options: Unpack[RequestOptions]) -> str:
     """The body of a successful GET; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().text
 
 
-async def get_json(url: str, **options: Any) -> Any:  # noqa: ANN401 (options of request, JSON)
+async def get_json(url: str, **options: Unpack[RequestOptions]) -> Any:  # noqa: ANN401 (JSON)
     """The body of a successful GET, decoded; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().json()
 
 
-async def post(url: str, **options: Any) -> Response:  # noqa: ANN401 (options of request)
+async def post(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("POST", url, **options)
 
 

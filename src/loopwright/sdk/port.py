@@ -10,11 +10,15 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from loopwright.sdk.errors import BadRequest, error_from_data
+from loopwright.sdk.errors import BadRequest, InternalError, error_from_data
 
 Operation = dict[str, Any]
 
 _OVER = "the run is over; it takes no more calls"
+
+# Made once: json.dumps makes an encoder for each call that wants another form than its own.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
 
 
 class Port:
@@ -35,11 +39,10 @@ class Port:
 
     def issue(self, op: Operation) -> "asyncio.Future[Any]":
         """Issues a call now; the future completes with its payload, or raises its error."""
-        future = asyncio.get_running_loop().create_future()
-        handle = self._send(op)
-        self._futures[handle] = future
-        future.add_done_callback(lambda done: self._forget(handle, done))
-        return future
+        answer = _Answer(loop=asyncio.get_running_loop())
+        answer.port, answer.handle = self, self._send(op)
+        self._futures[answer.handle] = answer
+        return answer
 
     def stream(self, op: Operation) -> "Stream":
         """Issues a call that answers in parts."""
@@ -49,17 +52,18 @@ class Port:
         return stream
 
     def deliver(self, events: str) -> None:
-        """Takes what the host sent: a JSON list of [handle, kind, payload]. Unknown handles are ignored."""
-        for handle, kind, payload in json.loads(events) if events else ():
-            if (stream := self._streams.get(handle)) is not None:
-                stream.push(kind, payload)
-                if kind != "part":
-                    del self._streams[handle]
-            elif (future := self._futures.get(handle)) is not None and not future.done():
+        """Takes what the host sent: a JSON list of [handle, kind, payload]. Unknown handles are ignored. Raises
+        InternalError for what is no such list, and takes none of it."""
+        for handle, kind, payload in _decoded(events) if events else ():
+            if (future := self._futures.pop(handle, None)) is not None:
                 if kind == "ok":
                     future.set_result(payload)
                 else:
                     future.set_exception(error_from_data(payload))
+            elif (stream := self._streams.get(handle)) is not None:
+                stream.push(kind, payload)
+                if kind != "part":
+                    del self._streams[handle]
 
     def close(self) -> None:
         """The run is over: whoever still waits is cancelled, and nothing more is sent."""
@@ -84,10 +88,25 @@ class Port:
             raise RuntimeError(_OVER)
         return self._submit(_encoded(op))
 
-    def _forget(self, handle: int, future: "asyncio.Future[Any]") -> None:
-        self._futures.pop(handle, None)
-        if future.cancelled() and not self._is_closed:
-            self.post({"op": "cancel", "handle": handle})  # the program stopped waiting: the work need not go on
+    def drop(self, handle: int) -> None:
+        """Nobody waits for this answer any more."""
+        if self._futures.pop(handle, None) is not None and not self._is_closed:
+            self.post({"op": "cancel", "handle": handle})
+
+
+class _Answer(asyncio.Future[Any]):
+    """What `issue` returns: it tells the port when the program stops waiting, because the work need not go on then."""
+
+    __slots__ = ("handle", "port")
+    port: Port
+    handle: int
+
+    def cancel(self, msg: Any = None) -> bool:  # noqa: ANN401 (as asyncio has it)
+        """As `Future.cancel`. Of a task that waits here, asyncio cancels what it waits for."""
+        if not super().cancel(msg):
+            return False
+        self.port.drop(self.handle)
+        return True
 
 
 class Stream:
@@ -169,11 +188,23 @@ def set_current_port(port: Port) -> None:
     _port.set(port)
 
 
+def _decoded(events: str) -> list[tuple[int, str, Any]]:
+    try:
+        decoded = _decode(events)[0]
+        for handle, kind, _ in decoded:
+            if not isinstance(handle, int) or kind not in ("ok", "error", "part"):
+                raise ValueError(f"{handle!r}, {kind!r}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InternalError(f"the host sent events that cannot be read: {error}") from None
+    return decoded  # type: ignore[no-any-return]
+
+
 def _encoded(op: Operation) -> str:
     """The call as JSON. Raises BadRequest for what JSON cannot hold, here, where the program's line is known."""
     try:
-        text = json.dumps(op, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text.encode()
+        text = _encode(op)
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
         surrogate = ord(error.object[error.start])
         raise BadRequest(f"{op['op']}: a text holds half of a surrogate pair, U+{surrogate:04X}") from None

@@ -15,7 +15,9 @@ from typing import Any
 from loopwright.sdk.errors import LoopwrightError, error_data
 
 MODULE_NAME = "__program__"
+MAX_TRACEBACK_CHARS = 30_000
 _MAX_MESSAGE_CHARS = 2000
+_MAX_TEXT_CHARS = 8000  # of one exception's text in a traceback
 
 
 def load_main(source: str, filename: str) -> Callable[..., Any]:
@@ -49,9 +51,11 @@ def describe_error(error: BaseException, filename: str, *, missing_module_hint: 
     trace = traceback.TracebackException.from_exception(error)
     lines = own_lines(error, filename)
     keep_own_frames(trace, filename)
-    text = "".join(trace.format())
+    text = readable("".join(trace.format()), MAX_TRACEBACK_CHARS)
     if isinstance(error, LoopwrightError):
-        return json.dumps(error_data(error) | {"traceback": text})
+        data = error_data(error)
+        said = {name: readable(str(data[name]), _MAX_MESSAGE_CHARS) for name in ("message", "hint", "field")}
+        return json.dumps(data | said | {"traceback": text})
     message = f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
     if lines and not isinstance(error, SyntaxError):  # a SyntaxError's text names file and line by itself
         message += f" ({filename}, line {lines[-1]})"
@@ -78,6 +82,7 @@ def keep_own_frames(trace: traceback.TracebackException, filename: str) -> None:
     while waiting:
         one = waiting.pop()
         one.stack[:] = [frame for frame in one.stack if frame.filename == filename]
+        one._str = readable(str(one), _MAX_TEXT_CHARS) if one._str is not None else None  # type: ignore[attr-defined]
         related = (one.__cause__, one.__context__, *(one.exceptions or ()))
         waiting += [other for other in related if other is not None]
 
@@ -88,4 +93,13 @@ def first_line(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 (the program's own __str__ may raise anything)
         text = "(its text cannot be shown)"
-    return next(iter(text.splitlines()), "")[:_MAX_MESSAGE_CHARS]
+    return readable(next(iter(text.splitlines()), ""), _MAX_MESSAGE_CHARS)
+
+
+def readable(text: str, max_chars: int) -> str:
+    """The text as it can cross any boundary: half a surrogate pair as its escape, and of a long one the beginning and
+    the end, with a note of what is left out between them."""
+    if (num_left_out := len(text) - max_chars) > 0:
+        half = max_chars // 2
+        text = f"{text[:half]} […{num_left_out} characters left out…] {text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()

@@ -149,19 +149,11 @@ class Queue:
         pages: Sequence[int],
         kv_len: int,
         inputs: Sequence[int],
-        outputs: Sequence[int] = (),
-        mask: Sequence[Sequence[int]] | None = None,
+        **options: Any,  # noqa: ANN401 (outputs and mask, as for forward)
     ) -> Answer:
         """As forward, through an adapter's weights."""
-        return self.issue(
-            "forward_with_adapter",
-            adapter=adapter,
-            pages=pages,
-            kv_len=kv_len,
-            inputs=inputs,
-            outputs=outputs,
-            mask=mask,
-        )
+        forward = {"pages": pages, "kv_len": kv_len, "inputs": inputs, **options}
+        return self.issue("forward_with_adapter", adapter=adapter, **forward)
 
     def embed_image(self, image: bytes, positions: Sequence[int], embeds: Sequence[int]) -> Answer:
         """Fills as many embeds as `embeds_needed` says."""
@@ -235,7 +227,12 @@ def detokenize(tokens: Sequence[int]) -> Answer:
 
 
 def render_chat(
-    messages: Sequence[dict[str, str]], *, num_done: int, is_open: bool, add_generation_prompt: bool
+    messages: Sequence[dict[str, str]],
+    *,
+    num_done: int,
+    is_open: bool,
+    add_generation_prompt: bool,
+    tools: Sequence[Payload] = (),
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
@@ -245,6 +242,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools),
         }
     )
 

@@ -33,9 +33,9 @@ class RunState:
         return self._num_contexts - 1
 
     async def description(self) -> dict[str, Any]:
-        """{run, seed, model}, asked once."""
+        """{run, seed, model, tool_format}, asked once."""
         if self._description is None or self._description.cancelled():
-            self._description = self._port.issue({"op": "describe"})
+            self._description = self._port.issue({"op": "describe", "include": ["tool_format"]})
         return await asyncio.shield(self._description)
 
     async def take_parent_context(self) -> dict[str, Any] | None:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-OPTIONS = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed",
-    "temperature", "top_k", "typical_p", "top_p", "min_p", "seed", "logprobs", "top_logprobs",
-)  # fmt: skip
+from loopwright.sdk.options import SamplingOptions
+
+OPTIONS = tuple(SamplingOptions.__annotations__)
 """Those of docs/sampling.md that a program may set. What penalties count, the context knows."""
 
 

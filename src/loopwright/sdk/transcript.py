@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwright.sdk.errors import BadRequest
+
 Message = dict[str, str]
+Tool = dict[str, Any]
+"""What the model is told of a tool: {name, description, parameters}."""
 
 
 @dataclass(slots=True)
@@ -16,6 +20,7 @@ class Transcript:
 
     messages: list[Message] = field(default_factory=list)
     is_open: bool = False
+    tools: list[Tool] = field(default_factory=list)  # that the first messages tell of
 
     def delta(self, new: Sequence[Message], opens_turn: bool) -> dict[str, Any]:
         """Arguments of render_chat for what must follow the context to add `new` and, if asked, open a turn."""
@@ -24,6 +29,7 @@ class Transcript:
             "num_done": len(self.messages),
             "is_open": self.is_open,
             "add_generation_prompt": opens_turn,
+            "tools": self.tools,
         }
 
     def extend(self, new: Sequence[Message], opens_turn: bool) -> None:
@@ -39,5 +45,18 @@ class Transcript:
             last = self.messages[-1]
             self.messages[-1] = {**last, "content": last["content"] + text}
 
+    def announce(self, tools: Sequence[Tool]) -> None:
+        """Has the first messages tell of the tools. Raises BadRequest if they are written and tell of others."""
+        new = [tool for tool in tools if tool not in self.tools]
+        if not new:
+            return
+        if self.messages:
+            raise BadRequest(
+                f"tools: the chat has begun and does not tell of {', '.join(tool['name'] for tool in new)}",
+                field="tools",
+                hint="name all tools in the context's first `generate` or `stream`; later ones may take some of them",
+            )
+        self.tools = [*self.tools, *new]
+
     def copy(self) -> "Transcript":
-        return Transcript(list(self.messages), self.is_open)
+        return Transcript(list(self.messages), self.is_open, self.tools)

@@ -8,9 +8,36 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from loopwright.sdk.distribution import Distribution
+from loopwright.sdk.tools import Tool
 from loopwright.sdk.tracing import state_of
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wrote, complete and fit for the tool's schema: `await call()` executes it.
+
+    `index` counts the calls of a turn from 0."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+    tool: Tool
+
+    async def __call__(self) -> Any:  # noqa: ANN401 (JSON)
+        """What the tool returns. Raises what it raises."""
+        return await self.tool(**self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """What began as a call of a tool and is none. `reason` is "cut" (the segment ended in it), "malformed",
+    "unknown_tool" or "invalid" (its arguments do not fit the schema); `message` says what is wrong."""
+
+    text: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +61,9 @@ class Turn:
     top_logprobs: tuple[TopLogprobs, ...] = ()  # of each token's place the most probable, if asked
     sampler_state: dict[str, Any] = field(default_factory=dict)  # what its sampler carried; may begin the next segment
     cached_tokens: int = 0  # of the prompt, those whose KV somebody had computed before
+    prose: str = ""  # the text that is no tool call's: all of it without tools
+    tool_calls: tuple[ToolCall, ...] = ()
+    broken_calls: tuple[BrokenCall, ...] = ()
 
     @classmethod
     def nothing(cls, num_prompt_tokens: int) -> "Turn":
@@ -44,6 +74,7 @@ class Turn:
     def from_payload(cls, payload: dict[str, Any], num_prompt_tokens: int) -> "Turn":
         return cls(
             text=payload["text"],
+            prose=payload["text"],
             tokens=tuple(payload["tokens"]),
             logprobs=tuple(payload["logprobs"]),
             num_kept=payload["num_kept"],

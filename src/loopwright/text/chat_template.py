@@ -14,6 +14,7 @@ from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
 from loopwright.text.template_sandbox import TemplateSandbox
 from loopwright.text.tokenizer import Before, Tokenizer
+from loopwright.text.tool_prompts import Tool, ToolFormat, functions, told_in_messages, tool_format
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -28,6 +29,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer, clock: Clock) -> None:
         self._tokenizer = tokenizer
+        self._tool_format: ToolFormat = tool_format(source)
         self._sandbox = TemplateSandbox(
             source,
             controls=tokenizer.controls,
@@ -39,18 +41,23 @@ class ChatTemplate:
         )
         self._check_control_tokens()
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> list[int]:
         """The ids of a whole chat, with exactly one BOS where the model has one. Raises BadRequest that names the
         message at fault, or says why the template refuses the chat."""
         _check(messages)
-        ids = self._encode(self._sandbox.render(messages, add_generation_prompt), follows="nothing")
+        ids = self._encode(self._write(messages, add_generation_prompt, tools), follows="nothing")
         bos_id = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
         return ids
 
     def render_delta(
-        self, messages: Sequence[Message], num_done: int, is_open: bool, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        num_done: int,
+        is_open: bool,
+        add_generation_prompt: bool,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """The ids that are missing from a context which holds the first `num_done` messages already.
 
@@ -59,16 +66,16 @@ class ChatTemplate:
         _check(messages)
         _check_done(messages, num_done, is_open)
         if num_done == 0:
-            return self.render(messages, add_generation_prompt)
+            return self.render(messages, add_generation_prompt, tools)
         place = self._sandbox.secret + _PLACE
         if is_open:
             opened = {**messages[num_done - 1], "content": place}
             messages = [*messages[: num_done - 1], opened, *messages[num_done:]]
-        done = self._sandbox.render(messages[:num_done], add_generation_prompt=False)
+        done = self._write(messages[:num_done], False, tools)
         if is_open:
             before, found, _ = done.rpartition(place)
             done = before + place if found else place  # without the place nothing can start with it
-        whole = self._sandbox.render(messages, add_generation_prompt)
+        whole = self._write(messages, add_generation_prompt, tools)
         if not whole.startswith(done):
             raise BadRequest(
                 f"the model's chat template writes the first {num_done} messages differently when others follow",
@@ -76,6 +83,11 @@ class ChatTemplate:
                 field="messages",
             )
         return self._encode(whole[len(done) :], self._what_ends(done))
+
+    def _write(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool]) -> str:
+        if tools and not self._sandbox.takes_tools:
+            return self._sandbox.render(told_in_messages(messages, tools, self._tool_format), add_generation_prompt)
+        return self._sandbox.render(messages, add_generation_prompt, functions(tools))
 
     def _check_control_tokens(self) -> None:
         try:

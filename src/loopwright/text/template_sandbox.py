@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -54,12 +54,18 @@ class TemplateSandbox:
         self._variables = {name: signer.sign(text) for name, text in variables.items()}
         environment = _environment(clock)
         try:
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
             tree = _Instrumented(signer).visit(environment.parse(source))
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError) as error:
             raise BadRequest(f"the model's chat template is broken: {_one_line(error)}", field="model") from error
 
-    def render(self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         """The rendered text, control tokens signed. Raises BadRequest, with the template's words if it refuses."""
         parts: list[str] = []
         num_characters = 0
@@ -67,7 +73,7 @@ class TemplateSandbox:
             for part in self._template.generate(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 **self._variables,
                 **{_COUNT_STEP: _step_counter()},

@@ -125,7 +125,7 @@ class RunsClient:
 
     async def _ask(self, kind: type[AnswerT], make_request: Callable[[int], messages.Request]) -> AnswerT:
         if not self.is_alive:
-            raise Unavailable(self._reason, hint="restart the server")
+            raise Unavailable(self._reason, hint="another one is being started; try again")
         number, answer = self._requests.open()
         try:
             self._send(make_request(number))

@@ -5,12 +5,16 @@ server does. What it leaves running is cut off from its host and not ended.
 """
 
 import asyncio
+import bdb
+import linecache
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from loopwright.core.errors import Cancelled
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
-from loopwright.runtime.sandboxes.outcome import error_from_guest
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.sdk.port import Port, set_current_port
 from loopwright.sdk.program import call_main, describe_error, load_main
 
@@ -19,12 +23,14 @@ class NativeSandbox:
     """Executes programs in this process. No limit is held but the time of the caller."""
 
     name = "native"
+    is_paced = False
 
     def __init__(self) -> None:
         self._ports: set[Port] = set()
 
     async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
         """As `Sandbox.run`."""
+        _show_debuggers(source, filename)
         return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)
 
     async def run_callable(self, main: Callable[..., Any], arguments: str, guest: Guest, limits: Limits) -> str:
@@ -55,11 +61,16 @@ class NativeSandbox:
         # A task of its own: the program's context variables are not the caller's.
         program = asyncio.create_task(_program(port, load, filename, arguments, limits))
         try:
-            return await program
+            return checked_result(await program, limits)
         finally:
             guest.set_waker(None)
             port.close()
             self._ports.remove(port)
+
+
+def _show_debuggers(source: str, filename: str) -> None:
+    """Keeps the lines under the absolute name too: there a debugger looks, to list them and to set breakpoints."""
+    linecache.cache[str(Path(filename).absolute())] = (len(source), None, source.splitlines(keepends=True), filename)
 
 
 async def _program(
@@ -68,6 +79,8 @@ async def _program(
     set_current_port(port)
     try:
         return await call_main(load(), arguments)
+    except bdb.BdbQuit:
+        raise Cancelled("the debugger was left") from None
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # from outside, and not by the program itself

@@ -45,6 +45,7 @@ class ReentrantSandbox:
     """As WasmSandbox, slower. `cpu_seconds` is counted by the wall clock of a program's turns."""
 
     name = "wasm"
+    is_paced = True
     backend = "reentrant"
 
     def __init__(self, compiled: Path) -> None:

@@ -158,7 +158,7 @@ def _keep(path: Path, target: Path) -> None:
 
 
 def _forget_old_versions(folder: Path) -> None:
-    for pattern in ("runner-*.wasm", "runner-*.cwasm"):
+    for pattern in ("runner-*.wasm", "runner-*.cwasm", "runner-*.modules.json"):
         by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in by_age[MAX_KEPT_VERSIONS:]:
             _checksum_file(path).unlink(missing_ok=True)

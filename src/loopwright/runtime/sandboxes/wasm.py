@@ -54,6 +54,7 @@ class WasmSandbox:
     """Runs programs in Wasm instances, each suspended while it waits. All methods on the event loop's thread."""
 
     name = "wasm"
+    is_paced = True
     backend = "fiber"
 
     def __init__(self, compiled: Path, max_parked: int = MAX_PARKED) -> None:

@@ -1,0 +1,35 @@
+"""An agent that acts by writing Python: each piece runs in a sandbox that can only compute, and the model reads what it
+printed, or its error, and goes on. The variable `data` is all that the code is given."""
+
+# /// program
+# limits = { seconds = 300, memory_mb = 64, cpu_seconds = 60 }
+# ///
+
+from loopwright import Context, emit, sandbox
+
+SYSTEM = """You solve tasks with Python. Write one piece of code between ```python and ```; it is run, and you \
+are told what it printed. The numbers are in the variable `data`. When you know \
+the answer, write "Answer:" and the answer."""
+
+
+async def main(task: str, data: list[float], max_turns: int = 4) -> str:
+    ctx = Context()
+    ctx.system(SYSTEM)
+    ctx.user(task)
+    for _ in range(max_turns):
+        turn = await ctx.generate(stop=["\n```\n"], max_tokens=300)
+        _, found, code = turn.text.partition("```python\n")
+        if not found:
+            return turn.text.rpartition("Answer:")[2].strip()
+        ctx.append("\n```\n")
+        outcome = await sandbox.run(code, {"data": data}, cpu_seconds=5)
+        emit({"code": code, "error": outcome.error and outcome.error.message})
+        ctx.user(report(outcome))
+    return ""
+
+
+def report(outcome: sandbox.CodeResult) -> str:
+    """What the model is told of its code: short, for a context is not free."""
+    if outcome.error is not None:
+        return f"It failed:\n{outcome.error.traceback[-500:] or outcome.error.message}"
+    return f"It printed:\n{outcome.stdout[:500]}"

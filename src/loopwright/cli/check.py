@@ -1,0 +1,46 @@
+"""`loopwright check`: says what is wrong with programs before they run. Never runs one."""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+
+from loopwright.cli.program_flags import read_source
+from loopwright.cli.progress import Report, progress_bars
+from loopwright.runtime.program_check import Finding, check_program
+from loopwright.runtime.sandboxes.runner_build import prepare_runner
+from loopwright.runtime.sandboxes.runner_modules import runner_modules
+from loopwright.weights.store import cache_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE.py", nargs="+", help="the programs")
+    parser.add_argument("--json", action="store_true", help="what was found as one JSON list")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sources = {path: read_source(path) for path in arguments.files}
+    with progress_bars() as report:
+        modules = sandbox_modules(report)
+    found = {path: check_program(source, Path(path).name, modules) for path, source in sources.items()}
+    if arguments.json:
+        rows = [{"file": path, **msgspec.to_builtins(one)} for path, findings in found.items() for one in findings]
+        sys.stdout.write(json.dumps(rows, ensure_ascii=False, indent=2) + "\n")
+    else:
+        for path, findings in found.items():
+            sys.stdout.writelines(f"{line_of(path, one)}\n" for one in findings)
+    return 1 if any(found.values()) else 0
+
+
+def sandbox_modules(report: Report) -> frozenset[str]:
+    """What can be imported in the sandbox; builds the runner if this machine has none."""
+    return asyncio.run(runner_modules(prepare_runner(cache_folder(), report)))
+
+
+def line_of(path: str, finding: Finding) -> str:
+    """FILE:LINE:COLUMN, where editors and terminals follow it, and what is wrong."""
+    hint = f" ({finding.hint})" if finding.hint else ""
+    return f"{path}:{finding.line}:{finding.column}: {finding.code}: {finding.message}{hint}"
