@@ -1,5 +1,8 @@
 """How a Wasm back-end is chosen, and the self-test that keeps fibers off a wasmtime they do not know."""
 
+import ctypes
+from typing import ClassVar
+
 import pytest
 
 from loopwright.core.errors import Unavailable
@@ -20,8 +23,25 @@ def test_another_wasmtime_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, ru
 
 
 def test_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fibers.ctypes, "sizeof", lambda _type: 40)
-    assert "another layout" in str(fibers.why_not(new_engine()))
+    class Continuation(ctypes.Structure):
+        _fields_: ClassVar = [("env", ctypes.c_void_p), ("callback", ctypes.c_void_p)]
+
+    monkeypatch.setattr(fibers.bindings, "wasmtime_async_continuation_t", Continuation)
+    monkeypatch.setattr(fibers, "_U32", 7)
+    reason = str(fibers.why_not(new_engine()))
+    assert "another layout than expected: tags of string, u32, s32, result (12, 7, 5, 19) instead of (12, 6" in reason
+    assert "continuation (16, 0, 8) instead of (24, 0, 8, 16)" in reason
+
+
+def test_a_round_trip_that_comes_back_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fibers, "_text", lambda value: "something else")
+    assert "a round trip through wasmtime's fibers gave" in str(fibers.why_not(new_engine()))
+
+
+@pytest.mark.parametrize("name", list(fibers._LAYOUT))
+def test_every_line_of_the_layout_is_compared(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(fibers._LAYOUT, name, (0, 0))
+    assert f"another layout than expected: {name} " in str(fibers.why_not(new_engine()))
 
 
 @pytest.mark.wasm

@@ -287,12 +287,49 @@ def why_not(engine: Engine) -> str | None:
     """Why fibers cannot run here, or None: checks the version, the layouts, and a round trip through a small guest."""
     if (installed := version("wasmtime")) != KNOWN_VERSION:
         return f"fibers are known to work with wasmtime {KNOWN_VERSION}, and {installed} is installed"
-    sizes = (ctypes.sizeof(_Value), _Value.of.offset, ctypes.sizeof(bindings.wasmtime_async_continuation_t))
-    if sizes != (32, 8, 24):
-        return f"wasmtime's values have another layout than expected: {sizes} instead of (32, 8, 24)"
+    wrong = [name for name, found in _layout().items() if found != _LAYOUT[name]]
+    if wrong:
+        found = ", ".join(f"{name} {_layout()[name]} instead of {_LAYOUT[name]}" for name in wrong)
+        return f"wasmtime's values have another layout than expected: {found}"
     if (said := _round_trip(engine)) != _EXPECTED:
         return f"a round trip through wasmtime's fibers gave {said!r} instead of {_EXPECTED!r}"
     return None
+
+
+_LAYOUT: dict[str, int | tuple[int, ...]] = {
+    "tags of string, u32, s32, result": (12, 6, 5, 19),
+    "value": (32, 0, 8),
+    "string": (16, 0, 8),
+    "result": (16, 0, 8),
+    "continuation": (24, 0, 8, 16),
+    "instance": 16,
+    "function": 32,
+}
+"""What the C header of KNOWN_VERSION says: of each structure its size and the offsets of its fields, in bytes."""
+
+
+def _layout() -> dict[str, int | tuple[int, ...]]:
+    """The same, of the bindings that are installed."""
+    union = _fields(_fields(_Value)["of"])
+    tags = (_STRING, _U32, _ffi.WASMTIME_COMPONENT_S32.value, _ffi.WASMTIME_COMPONENT_RESULT.value)
+    return {
+        "tags of string, u32, s32, result": tags,
+        "value": _measured(_Value),
+        "string": _measured(union["string"]),
+        "result": _measured(union["result"]),
+        "continuation": _measured(bindings.wasmtime_async_continuation_t),
+        "instance": ctypes.sizeof(bindings.wasmtime_component_instance_t),
+        "function": ctypes.sizeof(bindings.wasmtime_component_func_t),
+    }
+
+
+def _measured(kind: Any) -> tuple[int, ...]:
+    return ctypes.sizeof(kind), *(getattr(kind, name).offset for name in _fields(kind))
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The type of each field of a structure or union, by name."""
+    return {name: field_type for name, field_type, *_ in kind._fields_}
 
 
 _EXPECTED = (["submit héllo", "suspended 7", "returned"], (True, "wörld"))
