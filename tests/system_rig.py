@@ -38,6 +38,8 @@ from loopwright.engine.oracle import Oracle
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
+from loopwright.runtime.tool_config import ToolsConfig
+from loopwright.runtime.toolbox import open_toolbox
 from loopwright.runtime.tracing import TraceSink
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.tokenizer import Tokenizer
@@ -168,6 +170,7 @@ async def system_over(
     *,
     runtime: RuntimeConfig | None = None,
     control: ControlConfig | None = None,
+    tools: ToolsConfig | None = None,
     trace: TraceSink | None = None,
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
@@ -184,7 +187,8 @@ async def system_over(
         serving = tasks.create_task(controller.serve())
         stack.callback(serving.cancel)
         exchange = stack.enter_context(closing(make_exchange(runtime)))
-        async with make_launcher(controller, text, sandboxes, runtime, exchange, trace) as launcher:
+        toolbox = await stack.enter_async_context(open_toolbox(tools or ToolsConfig()))
+        async with make_launcher(controller, text, sandboxes, runtime, exchange, trace, tools=toolbox) as launcher:
             yield System(launcher, controller, text, executor)
             launcher.check_integrity()
             exchange.check_integrity()

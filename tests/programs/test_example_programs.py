@@ -172,6 +172,16 @@ def test_watched_segment_writes_without_a_letter_while_the_model_runs_ahead(smol
     in_loop(scenario)
 
 
+def test_tool_agent_calls_the_tool_that_the_question_is_about(smollm2: SmolLM2) -> None:
+    async def scenario() -> None:
+        async with watched_system(smollm2) as (system, _):
+            outcome = await run_as_expected(system, "tool_agent")
+            (value,) = [event.value for event in outcome.events if isinstance(event, Emit)]
+            assert (value["tool"], value["arguments"]) == ("opening_hours", {"day": "Saturday"})
+
+    in_loop(scenario)
+
+
 def test_chat_room_carries_what_one_client_says_to_the_other(smollm2: SmolLM2) -> None:
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, engine):

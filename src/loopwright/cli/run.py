@@ -12,10 +12,11 @@ from typing import Any
 from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.typed_lines import TypedLines
-from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.compose.config import Config
+from loopwright.compose.config_file import read_config, with_given
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.core.errors import BadRequest, ErrorInfo
-from loopwright.core.events import Emit, Finished, Log, Receive, Started, Text, Tokens
+from loopwright.core.events import Emit, Finished, Log, Receive, Started, Text, Tokens, ToolCall
 from loopwright.core.ids import RunId
 from loopwright.core.runs import ClientInput, Runs, RunSpec, open_events
 from loopwright.runtime.program import Program, read_program
@@ -33,7 +34,8 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", help=FILE_HELP)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and, after FILE.py, the program's flags")
     parser.add_argument("--native", action="store_true", help="without the sandbox, to debug it: breakpoints work")
-    parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
+    parser.add_argument("--config", metavar="FILE.toml", help="a configuration, for instance with tools")
+    parser.add_argument("--model", help="a model's name, GGUF file, folder or Hub id")
     parser.add_argument("--seed", type=_seed, help="makes the run's randomness repeat")
 
 
@@ -46,16 +48,17 @@ def run(arguments: argparse.Namespace) -> int:
         sandbox="native" if arguments.native else "wasm",
         seed=arguments.seed,
     )
-    config, prepared = prepare_here(arguments.model, is_native=arguments.native)
+    config, prepared = prepare_here(arguments.model, is_native=arguments.native, config_file=arguments.config)
     return run_here(spec, config, prepared)
 
 
-def prepare_here(model: str, *, is_native: bool = False) -> tuple[Config, Prepared]:
+def prepare_here(
+    model: str | None, *, is_native: bool = False, config_file: str | None = None
+) -> tuple[Config, Prepared]:
     """Begins what a system of one's own needs: before the caller starts threads, so that `prepare` may fork."""
-    config = Config(
-        model=model,
-        runtime=RuntimeConfig(allows_native=is_native, needs_wasm=not is_native, holds_deadline=not is_native),
-    )
+    file = read_config(config_file)
+    runtime = with_given(file.runtime, allows_native=is_native, needs_wasm=not is_native, holds_deadline=not is_native)
+    config = with_given(file, model=model, runtime=runtime, num_runtime_workers=0)
     with progress_bars() as report:
         return config, prepare(config, report)
 
@@ -118,6 +121,9 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
                     sys.stderr.write(f"[{event.stream}] {event.line}\n")
                 case Emit():
                     sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
+                case ToolCall():
+                    took = f"{event.outcome}, {event.duration_s:.2f} s"
+                    sys.stderr.write(f"[tool] {event.name}({event.arguments}): {took}\n")
                 case Finished():
                     return _print_end(event, text_end)
                 case Receive():

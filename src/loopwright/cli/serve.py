@@ -11,11 +11,11 @@ from loopwright.cli.progress import progress_bars
 from loopwright.compose.config import (
     Config,
     EngineConfig,
-    RuntimeConfig,
     ServerConfig,
     default_num_workers,
     num_cores,
 )
+from loopwright.compose.config_file import read_config, with_given
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
@@ -25,22 +25,20 @@ which serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE.toml", help="a configuration, over which flags count")
     parser.add_argument(
         "--model", action="append", help="a model's name, GGUF file, folder or Hub id; again for each further model"
     )
-    parser.add_argument("--host", default=ServerConfig().host, help="the address to bind (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=ServerConfig().port, help="0 is any free one (default: %(default)s)"
-    )
-    parser.add_argument("--processes", default="auto", metavar="auto|N", type=_num_workers, help=PROCESSES_HELP)
+    parser.add_argument("--host", help=f"the address to bind (default: {ServerConfig().host})")
+    parser.add_argument("--port", type=int, help=f"0 is any free one (default: {ServerConfig().port})")
+    parser.add_argument("--processes", metavar="auto|N", type=_num_workers, help=PROCESSES_HELP)
     parser.add_argument(
         "--num-blocks",
         type=_positive,
         metavar="N",
-        default=EngineConfig().num_blocks,
-        help="KV blocks of 16 tokens (default: %(default)s)",
+        help=f"KV blocks of 16 tokens (default: {EngineConfig().num_blocks})",
     )
-    parser.add_argument("--threads", type=_positive, metavar="N", default=0, help="of the engine (default: one a core)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="of the engine (default: one a core)")
     parser.add_argument(
         "--programs-dir", metavar="FOLDER", help="where deployed programs are kept (default: ~/.local/state/loopwright)"
     )
@@ -50,18 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    model, *more_models = arguments.model or ["default"]
-    config = Config(
-        model=model,
-        more_models=tuple(more_models),
-        num_runtime_workers=arguments.processes,
-        engine=EngineConfig(num_blocks=arguments.num_blocks, num_threads=arguments.threads),
-        runtime=RuntimeConfig(
-            programs_dir=arguments.programs_dir or str(_state_folder() / "programs"),
-            state_dir=arguments.state_dir or str(_state_folder() / "state"),
-        ),
-        server=ServerConfig(host=arguments.host, port=arguments.port),
-    )
+    config = _config(arguments, read_config(arguments.config))
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     with progress_bars() as report:
         prepared = prepare(config, report)
@@ -72,6 +59,25 @@ def run(arguments: argparse.Namespace) -> int:
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
+
+
+def _config(arguments: argparse.Namespace, file: Config) -> Config:
+    """The file's, with what flags say instead."""
+    num_workers = arguments.processes
+    if num_workers is None:
+        num_workers = file.num_runtime_workers if arguments.config else _num_workers("auto")
+    programs_dir = arguments.programs_dir or file.runtime.programs_dir or str(_state_folder() / "programs")
+    state_dir = arguments.state_dir or file.runtime.state_dir or str(_state_folder() / "state")
+    model, *more_models = arguments.model or [None]
+    return with_given(
+        file,
+        model=model,
+        more_models=tuple(more_models) if model is not None else None,
+        num_runtime_workers=num_workers,
+        engine=with_given(file.engine, num_blocks=arguments.num_blocks, num_threads=arguments.threads),
+        runtime=with_given(file.runtime, programs_dir=programs_dir, state_dir=state_dir),
+        server=with_given(file.server, host=arguments.host, port=arguments.port),
+    )
 
 
 async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:

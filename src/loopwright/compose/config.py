@@ -10,6 +10,7 @@ import msgspec
 
 from loopwright.control.scheduler import ControlConfig
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.tool_config import ToolsConfig
 
 Backend = Literal["auto", "fiber", "reentrant"]
 MAX_CORES_OF_ONE_PROCESS = 4  # up to here one process serves best; above, the layers get processes of their own
@@ -57,6 +58,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control: ControlConfig = ControlConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     server: ServerConfig = ServerConfig()
+    tools: ToolsConfig = ToolsConfig()
 
     @property
     def model_names(self) -> tuple[str, ...]:

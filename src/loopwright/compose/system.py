@@ -31,6 +31,7 @@ from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
 from loopwright.runtime.served_models import ServedModel, ServedModels
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, open_toolbox
 from loopwright.runtime.tracing import TraceSink
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
@@ -128,7 +129,8 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more)
+            tools = await stack.enter_async_context(open_toolbox(config.tools))
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more, tools)
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -193,6 +195,7 @@ def make_launcher(
     exchange: Exchange,
     trace: TraceSink | None = None,
     more: Sequence[ServedModel] = (),
+    tools: Toolbox = NO_TOOLS,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs; `more` are further models."""
     return Launcher(
@@ -205,6 +208,7 @@ def make_launcher(
         allows_native=config.allows_native,
         holds_deadline=config.holds_deadline,
         trace=trace,
+        tools=tools,
         exchange=exchange,
     )
 

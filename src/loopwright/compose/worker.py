@@ -19,6 +19,7 @@ from loopwright.compose.one_error import one_error
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
 from loopwright.runtime.served_models import ServedModel
+from loopwright.runtime.toolbox import open_toolbox
 from loopwright.transport.addresses import socket_address
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
@@ -83,7 +84,8 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
     stack.callback(exchange.close)
     first, *more = served
-    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more=more)
+    tools = await stack.enter_async_context(open_toolbox(config.tools))
+    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more=more, tools=tools)
     await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 

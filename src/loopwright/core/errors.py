@@ -7,6 +7,7 @@ LoopwrightError            code           what it means
 │   └── NotFound           bad_request    no such run, program, model, page, queue …
 ├── ProgramRejected        program_error  the file is not a program: syntax, signature, metadata
 ├── ProgramError           program_error  the program raised, or trapped
+├── ToolFailed             program_error  a tool of the server said that it failed
 ├── LimitExceeded          limit          one of the run's own limits was reached
 │   └── OutOfPages         limit          no KV page is left for this run, or in the pool
 ├── DeadlineExceeded       deadline       the run's wall time is over
@@ -92,6 +93,10 @@ class ProgramRejected(LoopwrightError):
 
 
 class ProgramError(LoopwrightError):
+    code = "program_error"
+
+
+class ToolFailed(LoopwrightError):
     code = "program_error"
 
 

@@ -59,6 +59,16 @@ class Receive(EventBase, frozen=True, kw_only=True, tag="receive"):
     """The program waits for a message of its client, and none is there. Once for each message."""
 
 
+class ToolCall(EventBase, frozen=True, kw_only=True, tag="tool"):
+    """A tool of the server was called: `arguments` as JSON, cut to 200 characters; `outcome` is ok or the code of
+    its error."""
+
+    name: str
+    arguments: str
+    duration_s: float
+    outcome: Code
+
+
 class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     """The one final event."""
 
@@ -67,4 +77,4 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
     error: ErrorInfo | None = None
 
 
-Event: TypeAlias = Started | Text | Tokens | Log | Emit | Receive | Finished
+Event: TypeAlias = Started | Text | Tokens | Log | Emit | Receive | ToolCall | Finished

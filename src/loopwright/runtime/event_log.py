@@ -9,7 +9,7 @@ from typing import Any
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
 from loopwright.core.event_feed import EventFeed
-from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text
+from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, ToolCall
 from loopwright.core.ids import RunId
 from loopwright.core.raise_hint import raise_hint
 
@@ -49,6 +49,11 @@ class EventLog:
     def receive(self) -> None:
         self._count(0)
         self._feed.add(Receive(**self._stamp()))
+
+    def tool(self, name: str, arguments: str, duration_s: float, outcome: Code) -> None:
+        self._count(_num_bytes(name) + _num_bytes(arguments))
+        stamp = self._stamp()
+        self._feed.add(ToolCall(**stamp, name=name, arguments=arguments, duration_s=duration_s, outcome=outcome))
 
     def check_result(self, num_bytes: int) -> None:
         """Raises LimitExceeded when a result of that size would pass the limit."""

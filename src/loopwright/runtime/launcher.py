@@ -48,6 +48,7 @@ from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
@@ -101,6 +102,7 @@ class Launcher:
         allows_native: bool = False,
         holds_deadline: bool = True,
         trace: TraceSink | None = None,
+        tools: Toolbox = NO_TOOLS,
     ) -> None:
         self._models = models
         self._sandboxes = sandboxes
@@ -111,7 +113,7 @@ class Launcher:
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
         self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
         self._trace = trace  # takes the traces of all runs
-        self._services = Services(models, exchange, sandboxes.get("wasm"))
+        self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
         self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
@@ -306,7 +308,7 @@ class Launcher:
             doors.wrap_default(trace.session)
         try:
             async with (
-                self._services.open(facts, run.children.permissions, run.limits, run.mailbox) as answers,
+                self._services.open(facts, run.children.permissions, run.limits, run.mailbox, run.events) as answers,
                 Host(
                     doors=doors,
                     answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from loopwright.runtime import sdk_surface as sdk
+from loopwright.runtime.addresses import canonical_host
 from loopwright.runtime.permissions import ANY_SOURCE, OWN_SOURCE, Permissions
 from loopwright.runtime.program_names import Names
 from loopwright.sdk import children, http, messaging, store
@@ -71,11 +72,11 @@ def _host_check(text: str, is_whole: bool) -> Check | None:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError:  # what stands for the port is none
+        host = canonical_host(parts.hostname or "")
+    except ValueError:  # what stands for the port, or the host, is none
         return None
     is_said = is_whole or parts.path or parts.query or parts.fragment
-    host = parts.hostname
-    if parts.scheme not in PORTS or not host or not is_said:
+    if parts.scheme not in PORTS or not is_said:
         return None
     return lambda permissions: permissions.check_http(host, port or PORTS[parts.scheme])
 

@@ -20,9 +20,10 @@ from loopwright.core.host_calls import (
     Tokenize,
     Vocabulary,
 )
-from loopwright.core.outside_calls import HttpRequest
+from loopwright.core.outside_calls import CallTool, HttpClose, HttpOpen, HttpRead, HttpRequest, ListTools
 from loopwright.runtime import facts
 from loopwright.runtime.egress import Egress
+from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.nested_code import NestedCode
@@ -31,6 +32,7 @@ from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
+from loopwright.runtime.toolbox import NO_TOOLS, Toolbox, ToolUse
 
 Answer: TypeAlias = Callable[[Any], object]
 """Takes a call and returns its payload; or a coroutine, which is awaited for it; or an async generator, whose values
@@ -43,16 +45,19 @@ Answers: TypeAlias = Mapping[type[HostCall], Answer]
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, models: ServedModels, exchange: Exchange, code_sandbox: Sandbox | None) -> None:
+    def __init__(
+        self, models: ServedModels, exchange: Exchange, code_sandbox: Sandbox | None, tools: Toolbox = NO_TOOLS
+    ) -> None:
         self._models = models
         self._texts = {one.text.info.name: TextCalls(one.text) for one in models.all()}
         self._egress = Egress()
         self._code_sandbox = code_sandbox  # for code that a program was given by a model
         self.shared = SharedCalls(exchange)
+        self._tools = tools
 
     @asynccontextmanager
     async def open(
-        self, run: facts.RunFacts, permissions: Permissions, limits: Limits, mailbox: Mailbox
+        self, run: facts.RunFacts, permissions: Permissions, limits: Limits, mailbox: Mailbox, events: EventLog
     ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
@@ -67,7 +72,14 @@ class Services:
             return facts.answer(call, run, model, self._models.infos())
 
         code = NestedCode(self._code_sandbox, limits)
-        async with self.shared.open(run.run_id, permissions, limits, mailbox) as shared:
+
+        def tell(use: ToolUse) -> None:
+            events.tool(use.name, use.arguments, use.duration_s, use.outcome)
+
+        async with (
+            self.shared.open(run.run_id, permissions, limits, mailbox) as shared,
+            self._egress.open(permissions) as way_out,
+        ):
             yield {
                 **shared,
                 Describe: fact,
@@ -78,7 +90,12 @@ class Services:
                 Tokenize: lambda call: text(call).tokenize(call),
                 Detokenize: lambda call: text(call).detokenize(call),
                 RenderChat: lambda call: text(call).render_chat(call),
-                HttpRequest: lambda call: self._egress.request(call, permissions),
+                HttpRequest: way_out.request,
+                HttpOpen: way_out.open,
+                HttpRead: way_out.read,
+                HttpClose: way_out.close_stream,
+                ListTools: lambda _: self._tools.list(permissions),
+                CallTool: lambda call: self._tools.call(call, permissions, tell),
                 RunCode: code.run,
             }
         code.check_integrity()

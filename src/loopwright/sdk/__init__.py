@@ -19,6 +19,7 @@ from loopwright.sdk.errors import (
     NotFound,
     OutOfPages,
     PermissionDenied,
+    ToolFailed,
     Untraceable,
 )
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
@@ -62,6 +63,7 @@ __all__ = [
     "Store",
     "Tool",
     "ToolCall",
+    "ToolFailed",
     "Turn",
     "Untraceable",
     "Verified",

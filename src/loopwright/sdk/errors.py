@@ -48,6 +48,10 @@ class ProgramError(LoopwrightError):
     code = "program_error"
 
 
+class ToolFailed(LoopwrightError):
+    code = "program_error"
+
+
 class LimitExceeded(LoopwrightError):
     code = "limit"
 

@@ -52,5 +52,7 @@ class RequestOptions(TypedDict, total=False):
     params: dict[str, Any] | None
     headers: dict[str, str] | None
     json: Any
-    data: dict[str, Any] | str | None
+    data: dict[str, Any] | str | bytes | None
     timeout_s: float
+    max_redirects: int
+    retries: int | None

@@ -24,6 +24,7 @@ from loopwright.core.errors import (
     PermissionDenied,
     ProgramError,
     ProgramRejected,
+    ToolFailed,
     Unavailable,
 )
 from loopwright.server.json_text import encode_json
@@ -39,6 +40,7 @@ STATUS_OF: Mapping[type[LoopwrightError], int] = {
     PermissionDenied: 403,
     Cancelled: 409,
     Overloaded: 429,
+    ToolFailed: 502,
     Unavailable: 503,
     LoopwrightError: 500,
 }
