@@ -177,7 +177,7 @@ def write_program(folder: Path, source: str, name: str = "program.py") -> Path:
     return path
 
 
-def write_byte_gguf(path: Path, metadata: Mapping[str, Any] | None = None) -> Path:
+def write_byte_gguf(path: Path, metadata: Mapping[str, Any] | None = None, seed: int = 0) -> Path:
     """The byte model as a GGUF file with its tokenizer: a model that loads in no time."""
     pieces = [byte_level.CHARACTERS[byte] for byte in range(256)] + list(BYTE_CONTROLS)
     tokenizer = {
@@ -190,5 +190,5 @@ def write_byte_gguf(path: Path, metadata: Mapping[str, Any] | None = None) -> Pa
         "tokenizer.ggml.eos_token_id": len(BYTE_TOKENS) - len(BYTE_CONTROLS) + 1,
         "tokenizer.chat_template": CHATML,
     }
-    write_gguf(byte_model(), path, metadata={**tokenizer, **(metadata or {})})
+    write_gguf(byte_model(seed), path, metadata={**tokenizer, **(metadata or {})})
     return path

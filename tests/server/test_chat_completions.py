@@ -85,7 +85,7 @@ async def test_a_request_is_the_run_of_the_chat_program() -> None:
         "logit_bias": {"17": -100.0},
         "stream": False,
     }
-    assert fake.started[0].spec == RunSpec(program="chat", arguments=expected, sandbox="native", seed=11)
+    assert fake.started[0].spec == RunSpec(program="chat", arguments=expected, sandbox="native", model="tiny", seed=11)
 
 
 async def test_a_stream_tells_the_role_then_the_text_then_the_reason() -> None:

@@ -169,6 +169,10 @@ found = [await (await spawn(ask, text="And now?", context=ctx)).wait()]
 await ctx.truncate(len(ctx.tokens) - 3)  # into the open turn: its mark has to have gone along as well
 data = await hand_over(ctx, "unused")
 again = await take_over(data, seed=None, priority=0)
+told = Context()
+told._log.transcript.announce([{"name": "look", "description": "", "parameters": {}}])
+tools = (await take_over(await hand_over(told, "unused"), seed=None, priority=0))._log.transcript.tools
+assert tools == told._log.transcript.tools != []
 return [own, *found, ctx._log.marks == again._log.marks, ctx._log.transcript == again._log.transcript]
 """
 

@@ -25,7 +25,9 @@ which serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
+    parser.add_argument(
+        "--model", action="append", help="a model's name, GGUF file, folder or Hub id; again for each further model"
+    )
     parser.add_argument("--host", default=ServerConfig().host, help="the address to bind (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=ServerConfig().port, help="0 is any free one (default: %(default)s)"
@@ -48,8 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    model, *more_models = arguments.model or ["default"]
     config = Config(
-        model=arguments.model,
+        model=model,
+        more_models=tuple(more_models),
         num_runtime_workers=arguments.processes,
         engine=EngineConfig(num_blocks=arguments.num_blocks, num_threads=arguments.threads),
         runtime=RuntimeConfig(
@@ -77,7 +81,7 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
     async with open_system(config, prepared) as system:
 
         def ready(port: int) -> None:
-            name, host = system.runs.models()[0].name, config.server.host
+            name, host = ", ".join(model.name for model in system.runs.models()), config.server.host
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 

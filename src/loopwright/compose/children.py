@@ -35,13 +35,27 @@ class Ready(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
+def model_worker(number: int) -> str:
+    """What the process of the model with that number is called."""
+    return f"model-{number}" if number else "model"
+
+
+def is_model_worker(name: str) -> bool:
+    return name.partition("-")[0] == "model"
+
+
+def model_number(name: str) -> int:
+    return int(name.partition("-")[2] or 0)
+
+
 @asynccontextmanager
 async def open_workers(config: Config) -> AsyncIterator[Router]:
-    """A model worker and the runtime workers, behind a router. Raises what a worker says it cannot start for."""
+    """A worker for each model and the runtime workers, behind a router. Raises what a worker cannot start for."""
     names = [f"runtime-{number}" for number in range(config.num_runtime_workers)]
+    models = [model_worker(number) for number in range(len(config.model_names))]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(socket_folder())
-        children = await stack.enter_async_context(_children(["model", *names], folder, config))
+        children = await stack.enter_async_context(_children([*models, *names], folder, config))
         exchange = stack.enter_context(closing(make_exchange(config.runtime)))
         await stack.enter_async_context(_serving(exchange, socket_address(folder, EXCHANGE)))
         for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
@@ -50,9 +64,10 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
         router = Router(clients)
         stack.push_async_callback(router.close)
         watches = await stack.enter_async_context(asyncio.TaskGroup())
-        model, *workers = children
-        stack.callback(watches.create_task(model.died("restart the server")).cancel)
-        for child, client in zip(workers, clients, strict=True):
+        num_models = len(models)
+        for model in children[:num_models]:
+            stack.callback(watches.create_task(model.died("restart the server")).cancel)
+        for child, client in zip(children[num_models:], clients, strict=True):
             keeping = _keep(child, client, router, folder, config)
             stack.callback(watches.create_task(keeping).cancel)
         yield router

@@ -51,11 +51,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
     model: str = "default"
+    more_models: tuple[str, ...] = ()  # each with a control layer and an engine of its own, as `engine` says
     num_runtime_workers: int = 0  # 0: everything in one process; n: a model process, n runtime processes, the server
     engine: EngineConfig = EngineConfig()
     control: ControlConfig = ControlConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     server: ServerConfig = ServerConfig()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All models, the default one first."""
+        return (self.model, *self.more_models)
 
 
 def default_num_workers(num_cores: int) -> int:

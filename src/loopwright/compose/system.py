@@ -4,7 +4,7 @@ Used by the command line, the worker processes and tests.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
 from loopwright.runtime.sandboxes.wasm import open_wasm_sandbox
+from loopwright.runtime.served_models import ServedModel, ServedModels
 from loopwright.runtime.tracing import TraceSink
 from loopwright.weights import store
 from loopwright.weights.store import ModelFiles
@@ -77,6 +78,7 @@ class Prepared:
     """What lies on this machine's disk and is whole."""
 
     model: ModelFiles
+    more: tuple[ModelFiles, ...]  # further models
     runner: RunnerFiles | None  # None: no Wasm sandbox
     ahead: "DecodedAhead | None" = None  # what is being decoded already
 
@@ -87,12 +89,13 @@ def prepare(config: Config, report: Report) -> Prepared:
     For the main thread, outside of an event loop: there an interrupt ends it at once, whatever it waits for. Then
     another process decodes the weights and another thread imports the engine, unless other processes are to compute."""
     files = store.resolve(config.model, report)
+    more = tuple(store.resolve(name, report) for name in config.more_models)
     ahead = None
     if not config.num_runtime_workers:
         ahead = decode_ahead(files.path)  # a fork: before there are threads
         Thread(target=_import_early, name="loopwright-import", daemon=True).start()
     runner = prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None
-    return Prepared(files, runner, ahead)
+    return Prepared(files, more, runner, ahead)
 
 
 def _import_early() -> None:
@@ -124,8 +127,16 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
             model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace)
+            more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
+            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more)
             yield System(await stack.enter_async_context(launcher), control, model)
+
+
+@asynccontextmanager
+async def _open_further(files: ModelFiles, config: Config) -> AsyncIterator[ServedModel]:
+    """One of the further models, with an engine and a control layer of its own."""
+    async with open_model(files, config.engine) as model, open_control(model, config.control) as control:
+        yield ServedModel(model.text, control)
 
 
 @asynccontextmanager
@@ -181,11 +192,11 @@ def make_launcher(
     config: RuntimeConfig,
     exchange: Exchange,
     trace: TraceSink | None = None,
+    more: Sequence[ServedModel] = (),
 ) -> Launcher:
-    """The runtime over a control layer, wherever that runs."""
+    """The runtime over a control layer, wherever that runs; `more` are further models."""
     return Launcher(
-        control=control,
-        model=text,
+        models=ServedModels([ServedModel(text, control), *more]),
         sandboxes=sandboxes,
         programs=ProgramStore(Path(config.programs_dir) if config.programs_dir else None),
         clock=SystemClock(),

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from loopwright.compose.children import EXCHANGE, Ready
+from loopwright.compose.children import EXCHANGE, Ready, is_model_worker, model_number, model_worker
 from loopwright.compose.config import Config
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
 from loopwright.compose.one_error import one_error
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
+from loopwright.runtime.served_models import ServedModel
 from loopwright.transport.addresses import socket_address
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
@@ -46,7 +47,7 @@ async def _serve(name: str, folder: Path, config: Config) -> None:
     _end_with_parent()
     with one_error():
         async with AsyncExitStack() as stack:
-            server = await (_model_server if name == "model" else _runtime_server)(stack, name, folder, config)
+            server = await (_model_server if is_model_worker(name) else _runtime_server)(stack, name, folder, config)
             await server.serve(lambda: _print_ready(Ready()))
 
 
@@ -63,7 +64,7 @@ def _end_with_parent() -> None:
 
 
 async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> ControlServer:
-    files = store.resolve(config.model)
+    files = store.resolve(config.model_names[model_number(name)])
     model = await stack.enter_async_context(open_model(files, config.engine))
     control = await stack.enter_async_context(open_control(model, config.control))
     return ControlServer(control, socket_address(folder, name))
@@ -72,13 +73,18 @@ async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: 
 async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> RunsServer:
     sandboxes = await open_sandboxes(config.runtime, store.no_progress)  # while the model loads
     stack.push_async_callback(close_sandboxes, sandboxes)
-    tokenizer = load_tokenizer(store.resolve(config.model).path)
-    control = await ControlClient.connect(socket_address(folder, "model"), name=name, timeout_s=LOAD_S)
-    stack.callback(control.close)
+    served: list[ServedModel] = []
+    for number, model in enumerate(config.model_names):
+        tokenizer = load_tokenizer(store.resolve(model).path)
+        address = socket_address(folder, model_worker(number))
+        control = await ControlClient.connect(address, name=name, timeout_s=LOAD_S)
+        stack.callback(control.close)
+        served.append(ServedModel(model_text(control.models()[0], tokenizer), control))
     exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
     stack.callback(exchange.close)
-    text = model_text(control.models()[0], tokenizer)
-    launcher = await stack.enter_async_context(make_launcher(control, text, sandboxes, config.runtime, exchange))
+    first, *more = served
+    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more=more)
+    await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 
 

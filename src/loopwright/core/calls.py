@@ -90,7 +90,7 @@ class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):
     """Makes a queue. Answered by control with Done."""
 
     queue: QueueName
-    model: str = ""  # "" is the server's default model
+    model: str = ""  # "" is the run's own
     priority: Priority = 0  # -1 low, 0 normal, 1 high
 
 
@@ -107,6 +107,7 @@ class DebugQuery(Call, frozen=True, kw_only=True, tag="debug_query"):
     and out of turn."""
 
     queue: QueueName | None = None
+    model: str = ""  # without a queue: whose queues; "" is the run's own
 
 
 class Synchronize(Call, frozen=True, kw_only=True, tag="synchronize"):
@@ -193,6 +194,7 @@ class ExportedPages(Call, frozen=True, kw_only=True, tag="exported_pages"):
     """The exports of this identity whose names begin with `prefix`, by name."""
 
     prefix: str = ""
+    model: str = ""  # "" is the run's own
 
 
 class CopyPage(Call, frozen=True, kw_only=True, tag="copy_page"):

@@ -37,6 +37,7 @@ class ControlStats(msgspec.Struct, frozen=True):
     num_free_slots: int = 0
     num_live_runs: int = 0
     num_waiting_calls: int = 0
+    others: dict[str, "ControlStats"] = {}  # of the server's further models, by name
 
 
 class Session(Protocol):

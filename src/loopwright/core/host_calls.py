@@ -23,7 +23,7 @@ class Describe(HostCall, frozen=True, kw_only=True, tag="describe"):
     """The run and a model. What may be long comes only if it is listed in `include`: `parent` is the run that spawned
     this one, {run, context}, or null."""
 
-    model: str = ""  # "" is the server's default model
+    model: str = ""  # "" is the run's own
     include: tuple[Literal["arguments", "prompt_template", "parent", "tool_format"], ...] = ()
 
 
@@ -37,15 +37,20 @@ class Vocabulary(HostCall, frozen=True, kw_only=True, tag="vocabulary"):
     """What each token id adds to a text: `bytes` holds that of all ids in a row, `lengths` (little-endian uint16) how
     many bytes are each one's, 0 for control tokens. Both are base64."""
 
+    model: str = ""  # "" is the run's own
+
 
 class Adapters(HostCall, frozen=True, kw_only=True, tag="adapters"):
     """The names that forward_with_adapter takes."""
+
+    model: str = ""
 
 
 class EmbedsNeeded(HostCall, frozen=True, kw_only=True, tag="embeds_needed"):
     """How many embeds embed_image fills for an image."""
 
     image: bytes
+    model: str = ""
 
 
 class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
@@ -53,12 +58,14 @@ class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
 
     text: str
     starts_context: bool = False  # put the model's beginning-of-sequence token first, if it has one
+    model: str = ""
 
 
 class Detokenize(HostCall, frozen=True, kw_only=True, tag="detokenize"):
     """Token ids to text: {text}. Control tokens have no text."""
 
     tokens: tuple[TokenId, ...]
+    model: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +96,7 @@ class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     is_open: bool = False
     add_generation_prompt: bool = False
     tools: tuple[ToolSpec, ...] = ()
+    model: str = ""
 
 
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):

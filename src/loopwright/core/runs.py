@@ -44,6 +44,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     filename: str = "program.py"
     arguments: dict[str, Any] = {}
     sandbox: SandboxName = "wasm"
+    model: str = ""  # of contexts that name none; "" is the server's first
     seed: int | None = None
     has_input: bool = True  # false: the program hears at once that its client sends nothing
 

@@ -2,14 +2,13 @@
 
 from array import array
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from sys import byteorder
 from typing import Any, TypeAlias
 
-from loopwright.core.errors import NotFound
 from loopwright.core.host_calls import Adapters, Describe, EmbedsNeeded, Models
 from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
@@ -36,16 +35,17 @@ class RunFacts:
     run_id: RunId
     seed: int
     arguments: Mapping[str, Any]
+    model: str = ""  # its own model
     parent: Mapping[str, Any] | None = None  # {run, context} of the run that spawned it
 
 
-def answer(call: FactCall, run: RunFacts, model: ModelText) -> dict[str, Any]:
-    """What the call completes with. Raises NotFound for a model that is not here."""
+def answer(call: FactCall, run: RunFacts, model: ModelText, models: Sequence[ModelInfo]) -> dict[str, Any]:
+    """What the call completes with; `model` is the one that it names, `models` are all."""
     match call:
         case Describe():
             return _describe(call, run, model)
-        case Models():  # this server has one
-            return {"models": [one for one in (model.info,) if set(call.traits) <= set(one.traits)]}
+        case Models():
+            return {"models": [one for one in models if set(call.traits) <= set(one.traits)]}
         case Adapters() | EmbedsNeeded():
             raise AssertionError("no engine runs this: its trait is refused before")
 
@@ -61,8 +61,6 @@ def vocabulary(model: ModelText) -> dict[str, str]:
 
 
 def _describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]:
-    if call.model not in ("", model.info.name):
-        raise NotFound(f"model: {call.model!r} is not served; {model.info.name!r} is", field="model")
     found: dict[str, Any] = {"run": run.run_id, "version": _version(), "seed": run.seed, "model": model.info}
     if "arguments" in call.include:
         found["arguments"] = run.arguments

@@ -15,7 +15,7 @@ import msgspec
 from loopwright.core import host_calls as calls
 from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import WatchCall
+from loopwright.core.calls import QueueCall, WatchCall
 from loopwright.core.control import Session
 from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError, PermissionDenied
 from loopwright.core.ids import CallId
@@ -25,6 +25,7 @@ from loopwright.core.results import Segment as SegmentResult
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.segment_text import SegmentText
 from loopwright.runtime.services import Answers
 
@@ -39,6 +40,7 @@ class OpenCall:
     task: asyncio.Task[None] | None = None  # awaits a service; otherwise control has the call
     segment: calls.Segment | None = None
     text: SegmentText | None = None
+    session: Session | None = None  # which has it, if control does
     wants_answer: bool = True
 
 
@@ -49,23 +51,21 @@ class Host:
     def __init__(
         self,
         *,
-        session: Session,
-        model: ModelText,
+        doors: ModelDoors,
         answers: Answers,
         events: EventLog,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
         denial_hint: str = "",
     ) -> None:
-        self._session = session
-        self._model = model
+        self._doors = doors
         self._answers = answers
         self._events = events
         self._limits = limits
         self._fail = fail
         self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
-        self._pump: asyncio.Task[None] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
         self._open: dict[int, OpenCall] = {}
         self._next_handle = 1
         self._ready: list[bytes] = []  # encoded answers that the program has not taken
@@ -75,7 +75,8 @@ class Host:
 
     async def __aenter__(self) -> "Host":
         await self._tasks.__aenter__()
-        self._pump = self._tasks.create_task(self._receive())
+        self._pump(self._doors.default)
+        self._doors.when_opened = self._pump
         return self
 
     async def __aexit__(
@@ -83,8 +84,8 @@ class Host:
     ) -> None:
         self._is_over = True
         self._wake = None
-        if self._pump is not None:
-            self._pump.cancel()
+        for pump in self._pumps:
+            pump.cancel()
         for call in self._open.values():
             if call.task is not None:
                 call.task.cancel()
@@ -103,7 +104,7 @@ class Host:
             call = self._decode_call(op)
             wants_answer = call.answer
             if isinstance(call, HostCall):  # what control answers it refuses itself, in the order of the queue
-                require_traits(call, self._model.info)
+                require_traits(call, self._text_for(call).info)
             self._dispatch(handle, call)
         except LoopwrightError as error:
             self._answer_error(handle, error, wants_answer)
@@ -163,8 +164,9 @@ class Host:
             case HostCall():
                 self._serve(handle, call, self._answers[type(call)](call))
             case _:
-                self._open[handle] = OpenCall(wants_answer=call.answer)
-                self._session.submit(CallId(handle), call)
+                session = self._session_for(call)
+                self._open[handle] = OpenCall(wants_answer=call.answer, session=session)
+                session.submit(CallId(handle), call)
 
     def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
         if isinstance(call, calls.EmitValue):
@@ -175,10 +177,11 @@ class Host:
     def _begin_segment(self, handle: int, call: calls.Segment) -> None:
         if call.emit and call.generate.watch is not None:
             raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
-        text = SegmentText(call.generate, self._model.tokenizer.token_bytes)
-        self._open[handle] = OpenCall(segment=call, text=text, wants_answer=call.answer)
+        session = self._session_for(call.generate)
+        text = SegmentText(call.generate, self._text_for(call).tokenizer.token_bytes)
+        self._open[handle] = OpenCall(segment=call, text=text, wants_answer=call.answer, session=session)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
-        self._session.submit(CallId(handle), generate)
+        session.submit(CallId(handle), generate)
 
     def _serve(self, handle: int, call: HostCall, answer: object) -> None:
         """Answers with what a service returned: now, or by a task when it is there."""
@@ -219,16 +222,29 @@ class Host:
         if call is not None and call.task is not None:
             call.task.cancel()
             del self._open[handle]  # at once: the program may issue others before the task hears of it
-        elif call is not None:
-            self._session.interrupt(CallId(handle))
+        elif call is not None and call.session is not None:
+            call.session.interrupt(CallId(handle))
+
+    def _session_for(self, call: QueueCall) -> Session:
+        """That of the call's queue, or of the segment that it is about."""
+        about = self._open.get(call.handle) if isinstance(call, WatchCall) else None
+        return self._doors.session_for(call) if about is None or about.session is None else about.session
+
+    def _text_for(self, call: HostCall) -> ModelText:
+        if isinstance(call, calls.Segment):
+            return self._doors.text_of_queue(call.generate.queue)
+        return self._doors.text("" if isinstance(call, calls.Models) else getattr(call, "model", ""))
+
+    def _pump(self, session: Session) -> None:
+        self._pumps.append(self._tasks.create_task(self._receive(session)))
 
     # Answers
 
-    async def _receive(self) -> None:
-        """Turns the session's completions into events until the run is over."""
+    async def _receive(self, session: Session) -> None:
+        """Turns a session's completions into events until the run is over."""
         while True:
             try:
-                completions = await self._session.receive()
+                completions = await session.receive()
             except LoopwrightError as error:
                 self._fail(error)
                 return

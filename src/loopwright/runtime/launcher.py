@@ -16,7 +16,7 @@ import msgspec
 
 from loopwright.core.child_calls import Spawn
 from loopwright.core.clock import Clock
-from loopwright.core.control import Control, ControlLimits, ControlStats
+from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
     BadRequest,
     Cancelled,
@@ -36,15 +36,17 @@ from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.facts import ModelText, RunFacts
+from loopwright.runtime.facts import RunFacts
 from loopwright.runtime.host import Host
 from loopwright.runtime.launch_queue import LaunchQueue
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
+from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
+from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
 from loopwright.runtime.tracing import RunTrace, TraceSink
 
@@ -63,6 +65,7 @@ class Run:
     sandbox: Sandbox
     tenant: str  # whose launches take turns with those of others
     limits: Limits
+    model: str
     seed: int
     events: EventLog
     mailbox: Mailbox
@@ -89,8 +92,7 @@ class Launcher:
     def __init__(
         self,
         *,
-        control: Control,
-        model: ModelText,
+        models: ServedModels,
         sandboxes: Mapping[str, Sandbox],
         programs: ProgramStore,
         clock: Clock,
@@ -101,8 +103,7 @@ class Launcher:
         holds_deadline: bool = True,
         trace: TraceSink | None = None,
     ) -> None:
-        self._control = control
-        self._model = model
+        self._models = models
         self._sandboxes = sandboxes
         self._programs = programs
         self._clock = clock
@@ -111,7 +112,7 @@ class Launcher:
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
         self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
         self._trace = trace  # takes the traces of all runs
-        self._services = Services(model, exchange, sandboxes.get("wasm"))
+        self._services = Services(models, exchange, sandboxes.get("wasm"))
         self._launches = LaunchQueue(clock)
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
@@ -133,7 +134,7 @@ class Launcher:
     # Runs
 
     def models(self) -> tuple[ModelInfo, ...]:
-        return self._control.models()
+        return self._models.infos()
 
     async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
         self._programs.put(name, source, filename)
@@ -161,7 +162,7 @@ class Launcher:
         self._check_room()
         left_s = parent.started_now_s + parent.limits.seconds - self._clock.now_s()
         seed = parent.children.take_seed(parent.seed)
-        spec = RunSpec(program=name, arguments=call.arguments, seed=seed, has_input=False)
+        spec = RunSpec(program=name, arguments=call.arguments, model=parent.model, seed=seed, has_input=False)
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
         child.context = call.context
         self._admit(child)
@@ -187,7 +188,13 @@ class Launcher:
         return tuple(self._info(run) for run in self._runs.values())
 
     async def stats(self) -> ControlStats:
-        return await self._control.stats()
+        """Of the first model; those of the others, if there are, by name."""
+        first, *others = self._models.all()
+        stats = await first.control.stats()
+        if not others:
+            return stats
+        more = {one.text.info.name: await one.control.stats() for one in others}
+        return msgspec.structs.replace(stats, others=more)
 
     def check_integrity(self) -> None:
         """Nothing that services keep for runs outlives them."""
@@ -244,6 +251,7 @@ class Launcher:
             sandbox=sandbox,
             tenant="",
             limits=limits,
+            model=self._models.find(spec.model).text.info.name,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=events,
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
@@ -257,7 +265,7 @@ class Launcher:
         self._forget_oldest()
         self._runs[run.run_id] = run
         self._num_live += 1
-        run.events.start(program=run.name, sandbox=run.sandbox.name, model=self._model.info.name, seed=run.seed)
+        run.events.start(program=run.name, sandbox=run.sandbox.name, model=run.model, seed=run.seed)
         run.task = self._tasks.create_task(self._execute(run))
         run.task.add_done_callback(lambda _: self._end(run))
 
@@ -292,18 +300,17 @@ class Launcher:
             await self._launches.turn(run.tenant)
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
-        facts = RunFacts(run.run_id, run.seed, run.arguments, parent)
-        session = self._control.open(run.run_id, limits)
+        facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent)
+        doors = ModelDoors(self._models, run.model, run.run_id, limits, run.children.permissions)
         trace = None
-        if self._trace is not None:
-            trace = RunTrace(run.run_id, self._model, self._clock, self._trace)
-            session = trace.session(session)
+        if self._trace is not None:  # of what goes to its own model
+            trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
+            doors.wrap_default(trace.session)
         try:
             async with (
                 self._services.open(facts, run.children.permissions, run.limits, run.mailbox) as answers,
                 Host(
-                    session=session,
-                    model=self._model,
+                    doors=doors,
                     answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
                     events=run.events,
                     limits=run.limits,
@@ -315,7 +322,7 @@ class Launcher:
                 guest = host if trace is None else trace.guest(host)
                 return await run.sandbox.run(run.program.code, run.program.filename, arguments, guest, run.limits)
         finally:
-            session.close()
+            doors.close()
 
     def _end(self, run: Run) -> None:
         """The task is over, however it ended; one that was cancelled before its first step wrote no final event."""

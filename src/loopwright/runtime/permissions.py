@@ -24,13 +24,14 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     children: tuple[str, ...] = ()  # deployed programs by name; "@self": functions of its own file, "@source": any text
     channels: tuple[str, ...] = ()  # topics and queues
     state: tuple[str, ...] = ()  # named stores
+    models: tuple[str, ...] = ()  # beside the run's own, which needs none
 
     def __post_init__(self) -> None:
         for pattern in self.http:
             _check_pattern(pattern)
         for name in self.children:
             _check_child(name)
-        for permission in ("channels", "state"):
+        for permission in ("channels", "state", "models"):
             for pattern in getattr(self, permission):
                 _check_name_pattern(permission, pattern)
 
@@ -49,6 +50,10 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check_store(self, name: str) -> None:
         """Raises PermissionDenied unless some pattern covers the named store."""
         _check_named("state", self.state, name, f"use the store {name!r}")
+
+    def check_model(self, name: str) -> None:
+        """Raises PermissionDenied unless some pattern covers the model."""
+        _check_named("models", self.models, name, f"use the model {name!r}")
 
     def check_child(self, name: str) -> None:
         """Raises PermissionDenied, naming the line to add, unless programs of that name may be spawned."""

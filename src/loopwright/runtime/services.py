@@ -28,6 +28,7 @@ from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.nested_code import NestedCode
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.sandbox import Sandbox
+from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.shared_calls import SharedCalls
 from loopwright.runtime.text_calls import TextCalls
 
@@ -35,15 +36,16 @@ Answer: TypeAlias = Callable[[Any], object]
 """Takes a call and returns its payload; or a coroutine, which is awaited for it; or an async generator, whose values
 are the answer's parts and which ends with Done. Raises LoopwrightError. Cancelled when the program stops waiting."""
 
+TextCall: TypeAlias = Vocabulary | Tokenize | Detokenize | RenderChat
 Answers: TypeAlias = Mapping[type[HostCall], Answer]
 
 
 class Services:
     """What the runs of one process share, beside control."""
 
-    def __init__(self, model: facts.ModelText, exchange: Exchange, code_sandbox: Sandbox | None) -> None:
-        self._model = model
-        self._text = TextCalls(model)
+    def __init__(self, models: ServedModels, exchange: Exchange, code_sandbox: Sandbox | None) -> None:
+        self._models = models
+        self._texts = {one.text.info.name: TextCalls(one.text) for one in models.all()}
         self._egress = Egress()
         self._code_sandbox = code_sandbox  # for code that a program was given by a model
         self.shared = SharedCalls(exchange)
@@ -54,8 +56,15 @@ class Services:
     ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
+        def name_of(model: str) -> str:
+            return self._models.find(model or run.model).text.info.name
+
+        def text(call: TextCall) -> TextCalls:
+            return self._texts[name_of(call.model)]
+
         def fact(call: facts.FactCall) -> object:
-            return facts.answer(call, run, self._model)
+            model = self._models.find(name_of("" if isinstance(call, Models) else call.model)).text
+            return facts.answer(call, run, model, self._models.infos())
 
         code = NestedCode(self._code_sandbox, limits)
         async with self.shared.open(run.run_id, permissions, limits, mailbox) as shared:
@@ -65,10 +74,10 @@ class Services:
                 Models: fact,
                 Adapters: fact,
                 EmbedsNeeded: fact,
-                Vocabulary: self._text.vocabulary,
-                Tokenize: self._text.tokenize,
-                Detokenize: self._text.detokenize,
-                RenderChat: self._text.render_chat,
+                Vocabulary: lambda call: text(call).vocabulary(call),
+                Tokenize: lambda call: text(call).tokenize(call),
+                Detokenize: lambda call: text(call).detokenize(call),
+                RenderChat: lambda call: text(call).render_chat(call),
                 HttpRequest: lambda call: self._egress.request(call, permissions),
                 RunCode: code.run,
             }

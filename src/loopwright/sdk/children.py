@@ -80,7 +80,7 @@ async def spawn(program: str | Callable[..., Any], /, *, context: Context | None
     again. Raises PermissionDenied unless `permissions.children` lists it (the name, "@self", "@source"), LimitExceeded
     beyond `limits.max_children`, NotFound, BadRequest for arguments that do not fit."""
     operation = {"op": "spawn", **_what(program), "arguments": arguments}
-    export = ""
+    export, handed = "", {"model": ""}
     if context is not None:
         handed = await hand_over(context, f"{(await run_state().description())['run']}/{run_state().take_names()}")
         operation["context"], export = handed, handed["export"]
@@ -91,11 +91,11 @@ async def spawn(program: str | Callable[..., Any], /, *, context: Context | None
     except BaseException:
         stream.interrupt()
         if export:
-            take_back(export)
+            take_back(export, handed["model"])
         raise
     assert part is not None, "a child that was admitted has a run id"
     if export:
-        stream.when_ended(lambda _: take_back(export))
+        stream.when_ended(lambda _: take_back(export, handed["model"]))
     return Child(part["run"], stream)
 
 

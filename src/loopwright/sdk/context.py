@@ -41,16 +41,17 @@ class Context:
     between calls. One operation at a time; contexts of one program run side by side in the same batches.
 
     `seed` keys all draws together with the token's position: the same seed and tokens give the same text. Without one,
-    each context has its own, derived from the run's."""
+    each context has its own, derived from the run's. `model` names another model of the
+    server than the run's own: docs/models.md."""
 
-    def __init__(self, *, seed: int | None = None, priority: int = 0) -> None:
+    def __init__(self, *, seed: int | None = None, priority: int = 0, model: str = "") -> None:
         self._turnstile = Turnstile()
         self._run = run_state()
-        self._queue = Queue.of_context(priority)
+        self._queue = Queue.of_context(priority, model)
         self._priority = priority
         self._seed = seed
         self._number = self._run.take_context_number()
-        self._log = TokenLog()
+        self._log = TokenLog(model)
         self._kv = ContextKv(self._run, self._queue, self._log)
         self._segment: Segment | None = None  # begun and not yet accounted for
 
@@ -117,7 +118,7 @@ class Context:
         with self._turnstile:
             if use is not None:
                 return use.read(await self._end(await self._begin(emit=emit, stream=False, options=options, use=use)))
-            if await take_untraceable(options, self._run):
+            if await take_untraceable(options, self._run, self._queue.model):
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
@@ -212,7 +213,10 @@ class Context:
         Each runs on a fork of its own, and they share batches."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            ids = [(await tokenize(one))["tokens"] if isinstance(one, str) else list(one) for one in candidates]
+            ids = [
+                (await tokenize(one, model=self._queue.model))["tokens"] if isinstance(one, str) else list(one)
+                for one in candidates
+            ]
             await self._kv.fill()
             scores: list[Score] = []
             for first in range(0, len(ids), MAX_FORKS_SCORED):
@@ -229,10 +233,10 @@ class Context:
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            options = self._sampling({**sampling}, (await self._run.description())["seed"])
+            options = self._sampling({**sampling}, (await self._run.description(self._queue.model))["seed"])
             verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
             if self._log.transcript.is_open:
-                self._log.transcript.write((await detokenize(verified.tokens))["text"])
+                self._log.transcript.write((await detokenize(verified.tokens, model=self._queue.model))["text"])
             self._log.extend_written(verified.tokens)
             return verified
 
@@ -240,7 +244,7 @@ class Context:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
-            ids = [tuple((await tokenize(option))["tokens"]) for option in options]
+            ids = [tuple(await self._tokenize(option)) for option in options]
             picked = await self._walk(ids, {**sampling})
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
@@ -340,7 +344,7 @@ class Context:
 
     async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any], use: ToolUse | None = None) -> Segment:
         """Starts a segment; the caller must finish it."""
-        description = await self._run.description()
+        description = await self._run.description(self._queue.model)
         if use is not None:
             options = use.options(options, description["tool_format"])
             self._log.transcript.announce(use.specs())
@@ -395,7 +399,7 @@ class Context:
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:
         await self._prepare(opens_turn=True)
-        description = await self._run.description()
+        description = await self._run.description(self._queue.model)
         seed = self._sampling({}, description["seed"])["seed"]
         turn = await generate_token_by_token(self._log, self._kv, description["model"], {"seed": seed, **options})
         await self._kv.slide()
@@ -413,6 +417,10 @@ class Context:
         await self._kv.pages.settled()
         await self._log.write_out(opens_turn=opens_turn)
 
+    async def _tokenize(self, text: str) -> list[int]:
+        ids: list[int] = (await tokenize(text, model=self._queue.model))["tokens"]
+        return ids
+
     def _checked(self, spans: Iterable[Span | range]) -> Spans:
         pairs = [(one.start, one.stop) if isinstance(one, range) else one for one in spans]
         for start, end in pairs:
@@ -424,7 +432,7 @@ class Context:
 
     def _sibling(self) -> "Context":
         """With the same tokens, and no KV yet."""
-        sibling = Context(priority=self._priority)
+        sibling = Context(priority=self._priority, model=self._queue.model)
         sibling._log = self._log.copy()
         sibling._kv = ContextKv(self._run, sibling._queue, sibling._log)
         return sibling
@@ -454,7 +462,7 @@ class Context:
 
     async def _walk(self, ids: list[tuple[int, ...]], options: dict[str, Any]) -> tuple[int, ...]:
         """One of `ids`, chosen token by token where they part; the tokens are added on the way."""
-        run_seed = (await self._run.description())["seed"]
+        run_seed = (await self._run.description(self._queue.model))["seed"]
         picked: tuple[int, ...] = ()
         while len(alive := {one for one in ids if one[: len(picked)] == picked}) > 1:
             if picked in alive:

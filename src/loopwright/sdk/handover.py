@@ -24,6 +24,7 @@ async def hand_over(context: Context, name: str) -> Data:
         if pages.names:
             await pages.lend(name)
         return {
+            "model": copy._queue.model,
             "export": name if pages.names else "",
             "num_pages": len(pages.names),
             "layout": pages.layout,
@@ -34,7 +35,7 @@ async def hand_over(context: Context, name: str) -> Data:
 
 async def take_over(data: Data, *, seed: int | None, priority: int) -> Context:
     """The context that `hand_over` described, in this run."""
-    context = Context(seed=seed, priority=priority)
+    context = Context(seed=seed, priority=priority, model=data["model"])
     _fill_log(context._log, data)
     context._kv.views = ViewLog(tuple((start, _view(view)) for start, view in data["views"]))
     if data["export"]:
@@ -47,9 +48,9 @@ async def take_over(data: Data, *, seed: int | None, priority: int) -> Context:
     return context
 
 
-def take_back(name: str) -> None:
+def take_back(name: str, model: str) -> None:
     """Ends an export, if the other run never took it."""
-    queue = Queue.of_context(0)
+    queue = Queue.of_context(0, model)
     queue.post("unexport_pages", name=name)
     queue.leave(run_state())  # which forgets that it may have been gone already
 
@@ -85,20 +86,21 @@ def _log_data(log: TokenLog) -> Data:
         "tokens": log.tokens,
         "messages": log.transcript.messages,
         "is_open": log.transcript.is_open,
+        "tools": log.transcript.tools,
         "num_written": log.num_written,
         "marks": [[start, len(transcript.messages), transcript.is_open] for start, transcript in log.marks],
     }
 
 
 def _fill_log(log: TokenLog, data: Data) -> None:
-    messages = data["messages"]
+    messages, tools = data["messages"], data["tools"]
     log.tokens += data["tokens"]
-    log.transcript = Transcript(list(messages), data["is_open"])
+    log.transcript = Transcript(list(messages), data["is_open"], tools)
     log.num_written = data["num_written"]
-    log.marks = [(start, _mark(messages[:count], is_open)) for start, count, is_open in data["marks"]]
+    log.marks = [(start, _mark(messages[:count], is_open, tools)) for start, count, is_open in data["marks"]]
 
 
-def _mark(messages: list[dict[str, str]], is_open: bool) -> Transcript:
+def _mark(messages: list[dict[str, str]], is_open: bool, tools: list[Data]) -> Transcript:
     if is_open:
         messages[-1] = {**messages[-1], "content": ""}  # nothing of the turn was written yet
-    return Transcript(messages, is_open)
+    return Transcript(messages, is_open, tools if messages else [])  # the first messages tell of them

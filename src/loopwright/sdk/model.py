@@ -41,15 +41,15 @@ async def models(*, traits: Sequence[str] = ()) -> list[Model]:
     return [_model(data) for data in (await resources.models(traits=traits))["models"]]
 
 
-async def prompt_template() -> str:
-    """The model's chat template, in Jinja; "" if it has none."""
-    template: str = (await resources.describe(include=["prompt_template"]))["prompt_template"]
+async def prompt_template(*, model: str = "") -> str:
+    """A model's chat template, in Jinja; "" if it has none."""
+    template: str = (await resources.describe(model=model, include=["prompt_template"]))["prompt_template"]
     return template
 
 
-async def vocabulary() -> list[bytes]:
+async def vocabulary(*, model: str = "") -> list[bytes]:
     """What each token id adds to a text; b"" for control tokens."""
-    data = await resources.vocabulary()
+    data = await resources.vocabulary(model=model)
     lengths = array("H", b64decode(data["lengths"]))
     if byteorder == "big":
         lengths.byteswap()
@@ -57,15 +57,15 @@ async def vocabulary() -> list[bytes]:
     return [text[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
-async def tokenize(text: str) -> list[int]:
+async def tokenize(text: str, *, model: str = "") -> list[int]:
     """Token ids of plain text: control tokens written in it stay plain text."""
-    ids: list[int] = (await resources.tokenize(text))["tokens"]
+    ids: list[int] = (await resources.tokenize(text, model=model))["tokens"]
     return ids
 
 
-async def detokenize(tokens: Sequence[int]) -> str:
+async def detokenize(tokens: Sequence[int], *, model: str = "") -> str:
     """The text of token ids; control tokens have none, and a character cut at the end is left out."""
-    text: str = (await resources.detokenize(tokens))["text"]
+    text: str = (await resources.detokenize(tokens, model=model))["text"]
     return text
 
 

@@ -184,7 +184,7 @@ class PageList:
             self._queue.free_pages(self.names)
 
     async def page_size(self) -> int:
-        size: int = (await self._run.description())["model"]["page_size"]
+        size: int = (await self._run.description(self._queue.model))["model"]["page_size"]
         return size
 
     def _append(self, span: Span) -> None:

@@ -23,23 +23,25 @@ class Queue:
     def __init__(self, *, priority: int = 0, model: str = "") -> None:
         self._port: Port = current_port()
         self._priority = priority
+        self.model = model  # "" is the run's own
         self.name = run_state().take_names()
         self._port.post({"op": "create_queue", "queue": self.name, "priority": priority, "model": model})
 
     @classmethod
-    def of_context(cls, priority: int) -> "Queue":
+    def of_context(cls, priority: int, model: str = "") -> "Queue":
         """One that a closed context left, or a new one: a run may have so many, and they end with it."""
-        idle = run_state().idle_queues.get(priority)
+        idle = run_state().idle_queues.get((priority, model))
         if not idle:
-            return cls(priority=priority)
+            return cls(priority=priority, model=model)
         queue = cls.__new__(cls)
         queue._port, queue._priority, queue.name = current_port(), priority, idle.pop()
+        queue.model = model
         return queue
 
     def leave(self, state: RunState) -> None:
         """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
         self.post("clear_queue")
-        state.idle_queues.setdefault(self._priority, []).append(self.name)
+        state.idle_queues.setdefault((self._priority, self.model), []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """Issues any call of the ABI on this queue; fields that are None are left out."""
@@ -191,39 +193,39 @@ def models(*, traits: Sequence[str] = ()) -> Answer:
     return current_port().issue({"op": "models", "traits": traits})
 
 
-def exported_pages(prefix: str = "") -> Answer:
+def exported_pages(prefix: str = "", *, model: str = "") -> Answer:
     """{exports}: those whose names begin with `prefix`, each {name, kv_len, num_pages, persistent}."""
-    return current_port().issue({"op": "exported_pages", "prefix": prefix})
+    return current_port().issue({"op": "exported_pages", "prefix": prefix, "model": model})
 
 
-def debug_query() -> Answer:
+def debug_query(*, model: str = "") -> Answer:
     """What the run holds, and its queues with their open calls."""
-    return current_port().issue({"op": "debug_query"})
+    return current_port().issue({"op": "debug_query", "model": model})
 
 
-def adapters() -> Answer:
+def adapters(*, model: str = "") -> Answer:
     """{adapters}: the names that forward_with_adapter takes."""
-    return current_port().issue({"op": "adapters"})
+    return current_port().issue({"op": "adapters", "model": model})
 
 
-def embeds_needed(image: bytes) -> Answer:
+def embeds_needed(image: bytes, *, model: str = "") -> Answer:
     """{num_embeds} that embed_image fills for an image."""
-    return current_port().issue({"op": "embeds_needed", "image": _base64(image)})
+    return current_port().issue({"op": "embeds_needed", "image": _base64(image), "model": model})
 
 
-def vocabulary() -> Answer:
+def vocabulary(*, model: str = "") -> Answer:
     """{bytes, lengths}, both base64: what each token id adds to a text."""
-    return current_port().issue({"op": "vocabulary"})
+    return current_port().issue({"op": "vocabulary", "model": model})
 
 
-def tokenize(text: str, *, starts_context: bool = False) -> Answer:
+def tokenize(text: str, *, starts_context: bool = False, model: str = "") -> Answer:
     """Text to {tokens}; control tokens written in the text stay plain text."""
-    return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context})
+    return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context, "model": model})
 
 
-def detokenize(tokens: Sequence[int]) -> Answer:
+def detokenize(tokens: Sequence[int], *, model: str = "") -> Answer:
     """Token ids to {text}."""
-    return current_port().issue({"op": "detokenize", "tokens": tokens})
+    return current_port().issue({"op": "detokenize", "tokens": tokens, "model": model})
 
 
 def render_chat(
@@ -233,6 +235,7 @@ def render_chat(
     is_open: bool,
     add_generation_prompt: bool,
     tools: Sequence[Payload] = (),
+    model: str = "",
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
@@ -242,6 +245,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "model": model,
             "tools": list(tools),
         }
     )

@@ -17,9 +17,9 @@ class RunState:
         self._port = port
         self._next_name = 1
         self._num_contexts = 0
-        self.idle_queues: dict[int, list[int]] = {}  # names by priority: what closed contexts left
+        self.idle_queues: dict[tuple[int, str], list[int]] = {}  # names that closed contexts left
         self._has_taken_context = False
-        self._description: asyncio.Future[dict[str, Any]] | None = None
+        self._descriptions: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def take_names(self, count: int = 1) -> int:
         """The first of `count` consecutive fresh names."""
@@ -32,11 +32,14 @@ class RunState:
         self._num_contexts += 1
         return self._num_contexts - 1
 
-    async def description(self) -> dict[str, Any]:
-        """{run, seed, model, tool_format}, asked once."""
-        if self._description is None or self._description.cancelled():
-            self._description = self._port.issue({"op": "describe", "include": ["tool_format"]})
-        return await asyncio.shield(self._description)
+    async def description(self, model: str = "") -> dict[str, Any]:
+        """{run, seed, model, tool_format}, asked once of each model; "" is the run's own."""
+        found = self._descriptions.get(model)
+        if found is None or found.cancelled():
+            found = self._descriptions[model] = self._port.issue(
+                {"op": "describe", "model": model, "include": ["tool_format"]}
+            )
+        return await asyncio.shield(found)
 
     async def take_parent_context(self) -> dict[str, Any] | None:
         """What the run that spawned this one gave it, the first time; then None."""

@@ -28,9 +28,9 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     return fields | sampler_fields(sampler, state, model["vocab_size"]), left
 
 
-async def take_untraceable(options: dict[str, Any], run: RunState) -> bool:
+async def take_untraceable(options: dict[str, Any], run: RunState, model: str) -> bool:
     """Whether `sampler_fallback`, which is taken out of the options, is needed: the sampler has no graph."""
     if not options.pop("sampler_fallback", False) or options.get("sampler") is None:
         return False
-    vocab_size: int = (await run.description())["model"]["vocab_size"]
+    vocab_size: int = (await run.description(model))["model"]["vocab_size"]
     return not is_traceable(options["sampler"], options.get("state") or {}, vocab_size)

@@ -120,7 +120,7 @@ async def generate_token_by_token(
         else:
             log.extend_written([token])
     num_kept = len(tokens) - (reason == "stop_token")
-    text = (await detokenize(tokens[:num_kept]))["text"] if num_kept else ""
+    text = (await detokenize(tokens[:num_kept], model=model["name"]))["text"] if num_kept else ""
     log.transcript.write(text)
     return Turn(
         text=text,

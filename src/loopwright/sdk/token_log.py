@@ -17,7 +17,8 @@ Part = str | list[int] | Message  # what was appended and is not tokens yet
 class TokenLog:
     """Tokens, and the parts that wait to become some. Appending costs nothing; `write_out` has the host do the work."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self.tokens: list[int] = []
         self.transcript = Transcript()
         self.num_written = 0  # how many of the last tokens the model wrote
@@ -61,7 +62,7 @@ class TokenLog:
         marked, transcript = self.marks[-1]
         transcript = transcript.copy()
         if transcript.is_open and marked < num_tokens:
-            transcript.write((await detokenize(self.tokens[marked:num_tokens]))["text"])
+            transcript.write((await detokenize(self.tokens[marked:num_tokens], model=self._model))["text"])
         self.transcript = transcript
         self.num_written = max(0, self.num_written - (len(self.tokens) - num_tokens))
         del self.tokens[num_tokens:]
@@ -77,7 +78,7 @@ class TokenLog:
 
     def copy(self) -> "TokenLog":
         """Of what is tokens already."""
-        other = TokenLog()
+        other = TokenLog(self._model)
         other.tokens, other.transcript = list(self.tokens), self.transcript.copy()
         other.num_written, other.marks = self.num_written, list(self.marks)
         return other
@@ -85,19 +86,19 @@ class TokenLog:
     async def _render(self, messages: list[Message], *, opens_turn: bool) -> None:
         if not messages and (not opens_turn or self.transcript.is_open):
             return
-        payload = await render_chat(**self.transcript.delta(messages, opens_turn))
+        payload = await render_chat(**self.transcript.delta(messages, opens_turn), model=self._model)
         self._extend_given(payload["tokens"])
         self.transcript.extend(messages, opens_turn)
         self.marks.append((len(self.tokens), self.transcript.copy()))
 
     async def _write(self, part: str | list[int]) -> None:
         if isinstance(part, str):
-            ids = (await tokenize(part, starts_context=not self.tokens))["tokens"] if part else []
+            ids = (await tokenize(part, starts_context=not self.tokens, model=self._model))["tokens"] if part else []
             self.transcript.write(part)
         else:
             ids = part
             if self.transcript.is_open:
-                self.transcript.write((await detokenize(part))["text"])
+                self.transcript.write((await detokenize(part, model=self._model))["text"])
         self._extend_given(ids)
 
     def _extend_given(self, tokens: Sequence[int]) -> None:

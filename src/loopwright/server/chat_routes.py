@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -55,7 +56,7 @@ class ChatRoutes:
         """The run that answers. Raises NotFound for a model that is not served here."""
         for model in self._runs.models():
             if model.name == chat.model:
-                return chat_spec(chat, model)
+                return msgspec.structs.replace(chat_spec(chat, model), model=model.name)
         for program in await self._runs.programs():
             if PROGRAM_PREFIX + program.name == chat.model:
                 return program_spec(chat, program)

@@ -33,6 +33,7 @@ class ProgramRunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     arguments: dict[str, Any] = {}
     seed: Seed | None = None
+    model: str = ""  # the run's own; without it, the server's default
     stream: bool | None = None
 
 
@@ -69,12 +70,19 @@ class ProgramRoutes:
         name = request.path_params["name"]
         if name not in {program.name for program in await self._runs.programs()}:
             raise NotFound(f"no program {name!r} is deployed", hint="GET /v1/programs lists those that are")
-        return await self._start(request, body, RunSpec(program=name, arguments=body.arguments, seed=body.seed))
+        spec = RunSpec(program=name, arguments=body.arguments, seed=body.seed, model=body.model)
+        return await self._start(request, body, spec)
 
     async def start_source(self, request: Request) -> Response:
         """POST /v1/runs"""
         body = await read_body(request, SourceRunBody)
-        spec = RunSpec(source=body.source, filename=body.filename, arguments=body.arguments, seed=body.seed)
+        spec = RunSpec(
+            source=body.source,
+            filename=body.filename,
+            arguments=body.arguments,
+            seed=body.seed,
+            model=body.model,
+        )
         return await self._start(request, body, spec)
 
     async def runs(self, request: Request) -> Response:
