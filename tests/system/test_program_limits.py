@@ -8,6 +8,7 @@ import pytest
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.core.errors import ErrorInfo
+from loopwright.runtime import launcher
 from loopwright.runtime.limits import Limits
 from system_rig import Outcome, System, byte_system, in_loop
 
@@ -125,5 +126,18 @@ def test_a_limit_that_nobody_knows_is_refused_by_name() -> None:
         async with byte_system(runtime=RuntimeConfig()) as system:
             with pytest.raises(Exception, match="max_dreams"):
                 await system.start(program({"max_dreams": 1}, "pass"), sandbox="wasm")
+
+    in_loop(scenario)
+
+
+def test_what_ended_runs_wrote_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MAX_FINISHED_BYTES", 10_000)
+
+    async def scenario() -> None:
+        async with byte_system(runtime=RuntimeConfig(allows_native=True, needs_wasm=False)) as system:
+            source = "from loopwright import emit_text\nasync def main(): emit_text('x' * 4000)\n"
+            for _ in range(6):
+                assert (await system.run(source)).final.code == "ok"
+            assert 3 <= len(await system.launcher.runs()) <= 4  # two fit; the last one or two came after the look
 
     in_loop(scenario)

@@ -52,6 +52,7 @@ from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 from loopwright.runtime.tracing import RunTrace, TraceSink
 
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
+MAX_FINISHED_BYTES = 256 << 20  # of their events: they are what programs wrote
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +119,7 @@ class Launcher:
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
+        self._num_finished_bytes = 0
 
     async def __aenter__(self) -> "Launcher":
         await self._tasks.__aenter__()
@@ -328,6 +330,7 @@ class Launcher:
         """The task is over, however it ended; one that was cancelled before its first step wrote no final event."""
         self._num_live -= 1
         run.ended_now_s = self._clock.now_s()
+        self._num_finished_bytes += run.events.num_bytes
         error = run.failure or Cancelled("the run was cancelled")
         run.events.finish(error.code, error=error.info())  # counts only if there is none yet
 
@@ -354,10 +357,10 @@ class Launcher:
         )
 
     def _forget_oldest(self) -> None:
-        ended = len(self._runs) - self._num_live
-        if ended >= MAX_FINISHED_RUNS:
-            oldest = next(run_id for run_id, run in self._runs.items() if run.events.final is not None)
-            del self._runs[oldest]
+        while len(self._runs) - self._num_live >= MAX_FINISHED_RUNS or self._num_finished_bytes > MAX_FINISHED_BYTES:
+            oldest = next(run for run in self._runs.values() if run.ended_now_s is not None)
+            self._num_finished_bytes -= oldest.events.num_bytes
+            del self._runs[oldest.run_id]
 
 
 def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
