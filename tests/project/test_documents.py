@@ -43,9 +43,9 @@ def test_the_readme_names_every_verb():
     assert sorted(set(VERBS) - verbs) == []
 
 
-def test_decisions_have_a_number_each_and_are_listed_in_order():
+def test_decisions_are_numbered_in_order_and_listed():
     names = sorted(path.name for path in files(".md", "docs/adr") if path != ADR_INDEX)
-    assert len({name[:4] for name in names}) == len(names)
+    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
     assert LINK.findall(read(ADR_INDEX)) == names
 
 

@@ -1,7 +1,7 @@
 """A folder for the files of one run: measured while it runs, deleted with it. Never shows its own place.
 
 The program sees it as its whole file system, through WASI, which follows no link or `..` out of it. Used by both Wasm
-sandboxes for programs that ask for files; docs/adr/0023-private-files.md.
+sandboxes for programs that ask for files; docs/adr/0018-private-files.md.
 """
 
 import os
