@@ -52,7 +52,7 @@ return {
             traits = ["allocate", "forward", "input_text", "output_text", "tokenize"]
             assert found["model"] == ["byte", traits, "F32-test", 0, system.text.info.vocab_size]
             assert found["models"] == [["byte"], ["byte"], []]
-            assert "'other' is not served; 'byte' is" in found["unknown"]
+            assert "'other' is not served; served: byte" in found["unknown"]
             assert found["template"] == CHATML
             assert found["vocabulary"] == [system.text.info.vocab_size, "Zoë", ""]
 
