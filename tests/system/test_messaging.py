@@ -345,5 +345,5 @@ def test_what_a_program_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch
 
 def asks(system: System, run: RunningRun) -> int:
     """How often the run has asked for a message that was not there."""
-    events = system.launcher._runs[run.run_id].events._events
+    events = system.launcher._runs[run.run_id].events._feed._events
     return sum(isinstance(event, Receive) for event in events)
