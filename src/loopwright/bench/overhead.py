@@ -107,7 +107,9 @@ async def _elapsed_s(
         with Caller(control, f"overhead-{index}") as caller:
             await program(caller, num_tokens)
 
-    gc.collect()  # garbage of the measurement before this one
+    with Caller(control, "overhead-before") as caller:
+        await by_segment(caller, 1)  # comes after what the measurement before this one left running
+    gc.collect()
     before = await control.stats()
     started_s = clock.now_s()
     await all_of(run(index) for index in range(num_rows))
