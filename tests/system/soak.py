@@ -88,13 +88,15 @@ class Report:
 
     seed: int
     ended: Counter[str] = field(default_factory=Counter)  # programs, by how they ended
+    num_of_fault: int = 0  # those of them that an injected fault ended
     num_faults: int = 0  # steps that the engine was made to fail
     num_calls_failed: int = 0  # in those steps, at most
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         ended = ", ".join(f"{num} {how}" for how, num in sorted(self.ended.items()))
-        return f"seed {self.seed}: {self.ended.total()} programs ended: {ended}; {self.num_faults} steps failed"
+        faults = f"{self.num_faults} steps failed, which ended {self.num_of_fault}"
+        return f"seed {self.seed}: {self.ended.total()} programs ended: {ended}; {faults}"
 
 
 class FaultyExecutor:
@@ -220,7 +222,7 @@ class Soak:
             case "program_error" if plan.answer is None and "as planned" in why:
                 return
         is_of_fault = "injected" in why or why.startswith("Poisoned")
-        self._report.ended["of a fault"] += is_of_fault
+        self._report.num_of_fault += is_of_fault
         if not is_of_fault:
             self._report.wrong.append(f"{plan.steps} ended as {code}: {why}\n{error and error.traceback}")
 
@@ -254,7 +256,7 @@ async def soak(
             await Soak(system, plans, random.Random(seed + 2), report).run(num_live, seconds, on_progress)
     finally:
         executor.close()
-    assert report.ended["of a fault"] <= report.num_calls_failed
+    assert report.num_of_fault <= report.num_calls_failed
     return report
 
 
