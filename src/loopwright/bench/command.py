@@ -19,6 +19,8 @@ from loopwright.bench.suite import DEFAULT_OPTIONS, Measured, OpenSystem, Option
 from loopwright.bench.table import render
 from loopwright.core.errors import BadRequest
 
+WIDTH_OF_A_FILE = 160  # where nobody says how wide it is: a narrow table would cut its numbers
+
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
@@ -62,7 +64,7 @@ async def run_bench(request: BenchRequest, open_system: OpenSystem, console: Con
     Raises NotFound (suite, peer), BadRequest (rounds, a peer that measures none of it, the file's folder), Unavailable
     (a peer that is not installed or failed), and what the system raises."""
     suites, chosen = _check(request)
-    out = console or Console()
+    out = console or Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
     command_line = " ".join(["loopwright", *sys.argv[1:]])
     rows: list[Row] = []
     for suite in suites:
