@@ -25,7 +25,7 @@ async def solve(rules: Context, task: str, depth_left: int, max_tokens: int) -> 
         tag = await ctx.choose([LEAF, BRANCH]) if depth_left > 0 else LEAF
         if tag == LEAF:
             return await finish(ctx, task, "" if depth_left > 0 else LEAF, max_tokens)
-        parts = [(await ctx.generate(max_tokens=max_tokens, stop="\n", emit=False)).text.strip()]
+        parts = [(await ctx.generate(max_tokens=max_tokens, stop="\n")).text.strip()]
         ctx.append("\n")
         parts.append((await ctx.generate(max_tokens=max_tokens, stop="\n")).text.strip())
         emit({"task": task, "parts": parts})

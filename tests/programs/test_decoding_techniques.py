@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from script_rig import emitted
 from transformers import AutoModelForCausalLM
 
-from loopwright.core.events import Emit
 from loopwright.engine.byte_model import BYTE_TOKENS, byte_model
 from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.scripted import NextToken, ScriptedExecutor
@@ -23,10 +23,6 @@ END = 257, 259  # of a text and of a turn
 
 async def run(system: System, name: str, **arguments: Any) -> Outcome:
     return await system.run(program_source(name), **arguments)
-
-
-def emitted(outcome: Outcome) -> list[Any]:
-    return [event.value for event in outcome.events if isinstance(event, Emit)]
 
 
 async def counts(name: str, next_token: NextToken, **arguments: Any) -> dict[str, Any]:
