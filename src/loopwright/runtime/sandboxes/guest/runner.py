@@ -8,11 +8,14 @@ import array
 import asyncio
 import asyncio.base_events
 import asyncio.events
+import binascii
+import builtins
 import functools
 import gc
 import importlib
 import io
 import json
+import marshal
 import math
 import pkgutil
 import random
@@ -20,14 +23,14 @@ import sys
 import time
 import types
 import warnings
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import wit_world
 from componentize_py_types import Err
 from wit_world.imports import host as real_host
 
 from loopwright.sdk.port import Port, set_current_port
-from loopwright.sdk.program import call_main, describe_error, load_main
+from loopwright.sdk.program import call_main, compile_source, describe_error, load_main
 
 MISSING_MODULE_HINT = "the sandbox has only Python's standard library and loopwright"
 
@@ -48,6 +51,8 @@ class Host(Protocol):
     def wait(self, timeout_ms: int) -> str: ...
 
     def log(self, stream: str, line: str) -> None: ...
+
+    def keep(self, code: str) -> None: ...
 
 
 class HostSelector:
@@ -142,6 +147,7 @@ class Run:
     """One program's run in this instance."""
 
     def __init__(self, host: Host, can_wait: bool) -> None:
+        self.host = host
         random.seed()  # the snapshot has one state for all
         self.selector = HostSelector(host, can_wait)
         port = Port(host.submit, functools.partial(log, host))
@@ -157,9 +163,9 @@ class Run:
         while (left := end - time.monotonic()) > 0:
             self.selector.wait(left)
 
-    async def execute(self, source: str, filename: str, arguments: str) -> str:
+    async def execute(self, source: str, filename: str, arguments: str, code: str) -> str:
         try:
-            return await call_main(load_main(source, filename), arguments)
+            return await call_main(load_main(source, filename, functools.partial(self.compiled, code)), arguments)
         finally:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -170,13 +176,44 @@ class Run:
                 stream.end()
 
 
+    def compiled(self, code: str, source: str, filename: str) -> types.CodeType:
+        """The source's code object: what the host has kept of an earlier run, or made now and handed to the host. Nothing
+        of the program has run yet, so nothing of it can have had a hand in what other runs will execute."""
+        if code:
+            module, said = marshal.loads(binascii.a2b_base64(code))
+        else:
+            module, said = compiled_now(source, filename)
+            self.host.keep(as_text(module, said))
+        for message, category, line in said:
+            warnings.warn_explicit(message, getattr(builtins, category), filename, line)
+        return module
+
+
+Warned: TypeAlias = list[tuple[str, str, int]]
+"""What the compiler warns of, at each launch: message, name of the category, line."""
+
+
+def compiled_now(source: str, filename: str) -> tuple[types.CodeType, Warned]:
+    with warnings.catch_warnings(record=True) as caught:
+        module = compile_source(source, filename)
+    return module, [(str(one.message), one.category.__name__, one.lineno) for one in caught]
+
+
+def as_text(module: types.CodeType, said: Warned) -> str:
+    """Marshalled, in base64; "" for what is nested too deeply to be marshalled, which is compiled at each launch."""
+    try:
+        return binascii.b2a_base64(marshal.dumps((module, said)), newline=False).decode()
+    except ValueError:
+        return ""
+
+
 class SteppedRun:
     """A run for a host that cannot suspend the guest: it is entered again and again, and returns whenever it waits."""
 
-    def __init__(self, source: str, filename: str, arguments: str) -> None:
+    def __init__(self, source: str, filename: str, arguments: str, code: str) -> None:
         self._filename = filename
         self._run = Run(real_host, can_wait=False)
-        self._task = self._run.loop.create_task(self._run.execute(source, filename, arguments))
+        self._task = self._run.loop.create_task(self._run.execute(source, filename, arguments, code))
 
     def step(self, events: str) -> str:
         loop, selector = self._run.loop, self._run.selector
@@ -207,15 +244,15 @@ class WitWorld(wit_world.WitWorld):
 
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
 
-    def run(self, source: str, filename: str, arguments: str) -> str:
+    def run(self, source: str, filename: str, arguments: str, code: str) -> str:
         run = Run(real_host, can_wait=True)
         try:
-            return run.loop.run_until_complete(run.execute(source, filename, arguments))
+            return run.loop.run_until_complete(run.execute(source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
             raise Err(describe(error, filename)) from None
 
-    def start(self, source: str, filename: str, arguments: str) -> str:
-        WitWorld.stepped = SteppedRun(source, filename, arguments)
+    def start(self, source: str, filename: str, arguments: str, code: str) -> str:
+        WitWorld.stepped = SteppedRun(source, filename, arguments, code)
         return WitWorld.stepped.step("")
 
     def resume(self, events: str) -> str:
@@ -252,6 +289,7 @@ class SilentHost:
     """The host of the program that runs while the runner is built: one answer to every call, at once."""
 
     num_calls = 0
+    kept = ""
 
     def submit(self, op: str) -> int:
         self.num_calls += 1
@@ -263,13 +301,18 @@ class SilentHost:
     def log(self, stream: str, line: str) -> None:
         pass
 
+    def keep(self, code: str) -> None:
+        self.kept = code
+
 
 def warm_up() -> None:
     """Runs a program often enough for the interpreter to specialise the code that every program goes through: an
     instance then finds it so in the snapshot, and copies a tenth fewer pages."""
-    for _ in range(64):
-        run = Run(SilentHost(), can_wait=True)
-        run.loop.run_until_complete(run.execute(WARM_UP, "warm_up.py", "{}"))
+    for _ in range(32):
+        host = SilentHost()
+        for _ in range(2):  # compiled, and from what was kept
+            run = Run(host, can_wait=True)
+            run.loop.run_until_complete(run.execute(WARM_UP, "warm_up.py", "{}", host.kept))
 
 
 WARM_UP = """
