@@ -26,8 +26,8 @@ def test_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Continuation(ctypes.Structure):
         _fields_: ClassVar = [("env", ctypes.c_void_p), ("callback", ctypes.c_void_p)]
 
-    monkeypatch.setattr(fiber_check.bindings, "wasmtime_async_continuation_t", Continuation)
-    monkeypatch.setattr(fiber_check, "U32", 7)
+    monkeypatch.setattr(fibers.bindings, "wasmtime_async_continuation_t", Continuation)
+    monkeypatch.setattr(fibers, "_U32", 7)
     reason = str(fiber_check.why_not(new_engine()))
     assert "another layout than expected: tags of string, u32, s32, result (12, 7, 5, 19) instead of (12, 6" in reason
     assert "continuation (16, 0, 8) instead of (24, 0, 8, 16)" in reason
@@ -38,9 +38,9 @@ def test_a_round_trip_that_comes_back_changed_is_refused(monkeypatch: pytest.Mon
     assert "a round trip through wasmtime's fibers gave" in str(fiber_check.why_not(new_engine()))
 
 
-@pytest.mark.parametrize("name", list(fiber_check._LAYOUT))
+@pytest.mark.parametrize("name", list(fiber_check.LAYOUT))
 def test_every_line_of_the_layout_is_compared(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(fiber_check._LAYOUT, name, (0, 0))
+    monkeypatch.setitem(fiber_check.LAYOUT, name, (0, 0))
     assert f"another layout than expected: {name} " in str(fiber_check.why_not(new_engine()))
 
 

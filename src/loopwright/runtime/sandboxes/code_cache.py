@@ -14,7 +14,7 @@ MAX_CODE_BYTES = 4 << 20  # what is larger is compiled each time, and pushes not
 
 
 class CodeCache:
-    """Code by the source and the filename that it was compiled from, the last used ones. One for each runner."""
+    """Code by what it was compiled from: form, source and filename, the last used ones. One for each runner."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_code_bytes: int = MAX_CODE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -22,9 +22,9 @@ class CodeCache:
         self._codes: OrderedDict[bytes, str] = OrderedDict()  # the last used one comes last
         self._num_bytes = 0
 
-    def find(self, source: str, filename: str) -> tuple[str, Callable[[str], None]]:
+    def find(self, form: str, source: str, filename: str) -> tuple[str, Callable[[str], None]]:
         """The code, or "" for one that is not kept; and what takes it then."""
-        key = _key(source, filename)
+        key = _key(form, source, filename)
         code = self._codes.get(key, "")
         if code:
             self._codes.move_to_end(key)
@@ -48,10 +48,10 @@ class CodeCache:
             self._num_bytes -= len(oldest)
 
 
-def _key(source: str, filename: str) -> bytes:
+def _key(form: str, source: str, filename: str) -> bytes:
     """Of all that the code depends on, beside the runner: the filename is in each code object, for tracebacks."""
     digest = sha256()
-    for part in (filename, source):
+    for part in (form, filename, source):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8))
         digest.update(encoded)

@@ -1,4 +1,4 @@
-"""Runs guests as fibers, on the thread that polls them. With `fiber_check`, all that touches wasmtime's private bindings.
+"""Runs guests as fibers, on the thread that polls them. The one module that touches wasmtime's private bindings.
 
 wasmtime's C library can suspend a guest inside a host call; its Python package declares those functions and does not
 wrap them. Never decides when to poll, and knows no limit. Used by `wasm`; docs/adr/0002-private-wasmtime-bindings.md.
@@ -28,18 +28,20 @@ from loopwright.runtime.sandboxes.wasm_engine import (
     runner_memory,
 )
 
-Value = bindings.wasmtime_component_val_t
+KNOWN_VERSION = "50.0.1"
+
+_Value = bindings.wasmtime_component_val_t
 _Error = bindings.wasmtime_error_t
-STRING = _ffi.WASMTIME_COMPONENT_STRING.value
-U32 = _ffi.WASMTIME_COMPONENT_U32.value
+_STRING = _ffi.WASMTIME_COMPONENT_STRING.value
+_U32 = _ffi.WASMTIME_COMPONENT_U32.value
 
 # The declarations of the package, with void* for what we only pass on: ctypes builds no object for it then.
 _Finalizer = ctypes.CFUNCTYPE(None, c_void_p)
 _HostCall = ctypes.CFUNCTYPE(
-    c_void_p, c_void_p, c_void_p, c_void_p, POINTER(Value), c_size_t, POINTER(Value), c_size_t
+    c_void_p, c_void_p, c_void_p, c_void_p, POINTER(_Value), c_size_t, POINTER(_Value), c_size_t
 )  # (env, context, type, args, num_args, results, num_results) → error
 _AsyncHostCall = ctypes.CFUNCTYPE(
-    None, c_void_p, c_void_p, c_void_p, POINTER(Value), c_size_t, POINTER(Value), c_size_t,
+    None, c_void_p, c_void_p, c_void_p, POINTER(_Value), c_size_t, POINTER(_Value), c_size_t,
     POINTER(c_void_p), POINTER(bindings.wasmtime_async_continuation_t),
 )  # fmt: skip
 _Continue = bindings.wasmtime_func_async_continuation_callback_t
@@ -114,8 +116,9 @@ class FiberHost:
         arguments: tuple[str, ...],
         keep: Callable[[str], None] | None = None,
     ) -> "Fiber":
-        """A fiber for `run(*arguments)` in the instance, which it owns from now on. It starts with its first poll. `keep`
-        takes what the guest hands to its first call of `keep`; every other one traps."""
+        """A fiber for `run(*arguments)` in the instance, which it owns from now on. It starts with its first poll.
+
+        `keep` takes what the guest hands to its first call of that name; every other one traps."""
         parked.store.set_epoch_deadline(1)
         function = parked.instance.get_func(parked.store, "run")
         address = cast(parked.store._context(), c_void_p).value
@@ -188,7 +191,7 @@ class FiberHost:
 
     @staticmethod
     def _submit(fiber: "Fiber", args: Any, results: Any) -> None:
-        results[0].kind = U32
+        results[0].kind = _U32
         results[0].of.u32 = fiber.guest.submit(_text(args[0]))
 
     @staticmethod
@@ -235,8 +238,8 @@ class Fiber:
         self._answer: str | None = None
         self._wait_results: Any = None  # where the guest's wait wants its string
         self._function = function  # these four must stay where they are until the call is over
-        self._args = (Value * len(arguments))()
-        self._result = Value()
+        self._args = (_Value * len(arguments))()
+        self._result = _Value()
         self._error = POINTER(_Error)()
         for value, argument in zip(self._args, arguments, strict=True):
             _put_text(value, argument)
@@ -298,6 +301,42 @@ class Fiber:
         return True
 
 
+LAYOUT: dict[str, int | tuple[int, ...]] = {
+    "tags of string, u32, s32, result": (12, 6, 5, 19),
+    "value": (32, 0, 8),
+    "string": (16, 0, 8),
+    "result": (16, 0, 8),
+    "continuation": (24, 0, 8, 16),
+    "instance": 16,
+    "function": 32,
+}
+"""What the C header of KNOWN_VERSION says: of each structure its size and the offsets of its fields, in bytes."""
+
+
+def layout() -> dict[str, int | tuple[int, ...]]:
+    """As LAYOUT, of the bindings that are installed."""
+    union = _fields(_fields(_Value)["of"])
+    tags = (_STRING, _U32, _ffi.WASMTIME_COMPONENT_S32.value, _ffi.WASMTIME_COMPONENT_RESULT.value)
+    return {
+        "tags of string, u32, s32, result": tags,
+        "value": _measured(_Value),
+        "string": _measured(union["string"]),
+        "result": _measured(union["result"]),
+        "continuation": _measured(bindings.wasmtime_async_continuation_t),
+        "instance": ctypes.sizeof(bindings.wasmtime_component_instance_t),
+        "function": ctypes.sizeof(bindings.wasmtime_component_func_t),
+    }
+
+
+def _measured(kind: Any) -> tuple[int, ...]:
+    return ctypes.sizeof(kind), *(getattr(kind, name).offset for name in _fields(kind))
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The type of each field of a structure or union, by name."""
+    return {name: field_type for name, field_type, *_ in kind._fields_}
+
+
 def _text(value: Any) -> str:
     data = value.of.string
     return string_at(data.data, data.size).decode() if data.size else ""
@@ -305,7 +344,7 @@ def _text(value: Any) -> str:
 
 def _put_text(value: Any, text: str) -> None:
     encoded = text.encode()
-    value.kind = STRING
+    value.kind = _STRING
     _new_byte_vec(byref(value.of.string), len(encoded), encoded)
 
 

@@ -20,7 +20,7 @@ from wasmtime.component import Instance, Linker
 
 from loopwright.core.errors import InternalError, Overloaded, ProgramError
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
 from loopwright.runtime.sandboxes.private_files import CHECK_S, PrivateFiles
@@ -57,14 +57,16 @@ class ReentrantSandbox:
         self._codes = CodeCache()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="loopwright-guest")
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, form: Form = "program"
+    ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         slot = self._idle.pop() if self._idle else Slot(self._compiled)
         self._num_live += 1
         try:
-            code, keep = self._codes.find(source, filename)
+            code, keep = self._codes.find(form, source, filename)
             slot.open(guest, limits, None if code else keep)
-            return await self._drive(slot, (source, filename, arguments, code), guest, limits)
+            return await self._drive(slot, (form, source, filename, arguments, code), guest, limits)
         finally:
             slot.close()
             self._num_live -= 1

@@ -15,7 +15,7 @@ from wasmtime import Engine, WasmtimeError
 
 from loopwright.core.errors import Overloaded, ProgramError, Unavailable
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes import fiber_check
 from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
@@ -66,10 +66,13 @@ class WasmSandbox:
         self._ticker = _Ticker(engine)
         self._num_live = 0
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, form: Form = "program"
+    ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
-        code, keep = self._codes.find(source, filename)
-        fiber = self._host.start(self._take(limits), guest, (source, filename, arguments, code), None if code else keep)
+        code, keep = self._codes.find(form, source, filename)
+        texts = (form, source, filename, arguments, code)
+        fiber = self._host.start(self._take(limits), guest, texts, None if code else keep)
         self._num_live += 1
         try:
             await _drive(fiber, limits)
@@ -97,7 +100,7 @@ class WasmSandbox:
 
     def _warm(self, instance: ParkedInstance) -> ParkedInstance:
         """The instance, after an empty program. Safe on any thread."""
-        empty = (_EMPTY_PROGRAM, "empty.py", "{}", "")
+        empty = ("program", _EMPTY_PROGRAM, "empty.py", "{}", "")
         fiber = self._host.start(instance, _Nobody(), empty, lambda _: None)
         while not fiber.poll():
             assert fiber.waits_ms is None

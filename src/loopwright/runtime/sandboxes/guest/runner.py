@@ -23,6 +23,7 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias
 
 import wit_world
@@ -31,6 +32,7 @@ from wit_world.imports import host as real_host
 
 from loopwright.sdk.port import Port, set_current_port
 from loopwright.sdk.program import call_main, compile_source, describe_error, load_main
+from loopwright.sdk.snippet import compile_snippet, load_snippet
 
 MISSING_MODULE_HINT = "the sandbox has only Python's standard library and loopwright"
 
@@ -40,7 +42,17 @@ NOT_IMPORTED = {
     *("ensurepip", "lib2to3", "pydoc_data", "test", "tests", "venv", "_android_support", "_ios_support"),
 }
 
+Compile: TypeAlias = Callable[[str, str], types.CodeType]
+Warned: TypeAlias = list[tuple[str, str, int]]
+"""What the compiler warns of, at each launch: message, name of the category, line."""
+
+MAX_KEPT_DEPTH = 64  # of functions in functions: marshal's stack ends between 700 and 850, the compiler's behind that
+
 MAX_TURNS_WITHOUT_HOST = 16  # a program that only ever does `await sleep(0)` still hears from its host
+
+
+FORMS = {"program": (load_main, compile_source), "snippet": (load_snippet, compile_snippet)}
+"""What a source can be: how it is loaded, and compiled."""
 
 
 class Host(Protocol):
@@ -163,9 +175,11 @@ class Run:
         while (left := end - time.monotonic()) > 0:
             self.selector.wait(left)
 
-    async def execute(self, source: str, filename: str, arguments: str, code: str) -> str:
+    async def execute(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
+        load, compile_form = FORMS[form]
         try:
-            return await call_main(load_main(source, filename, functools.partial(self.compiled, code)), arguments)
+            main = load(source, filename, functools.partial(self.compiled, code, compile_form))
+            return await call_main(main, arguments)
         finally:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -175,45 +189,47 @@ class Run:
             for stream in self.streams:
                 stream.end()
 
+    def compiled(self, code: str, compile_form: Compile, source: str, filename: str) -> types.CodeType:
+        """The source's code object: what the host has kept of an earlier run, or made now and handed to the host.
 
-    def compiled(self, code: str, source: str, filename: str) -> types.CodeType:
-        """The source's code object: what the host has kept of an earlier run, or made now and handed to the host. Nothing
-        of the program has run yet, so nothing of it can have had a hand in what other runs will execute."""
+        Nothing of the program has run yet, so it can have had no hand in what other runs will execute."""
         if code:
             module, said = marshal.loads(binascii.a2b_base64(code))
         else:
-            module, said = compiled_now(source, filename)
+            module, said = compiled_now(compile_form, source, filename)
             self.host.keep(as_text(module, said))
         for message, category, line in said:
             warnings.warn_explicit(message, getattr(builtins, category), filename, line)
         return module
 
 
-Warned: TypeAlias = list[tuple[str, str, int]]
-"""What the compiler warns of, at each launch: message, name of the category, line."""
-
-
-def compiled_now(source: str, filename: str) -> tuple[types.CodeType, Warned]:
+def compiled_now(compile_form: Compile, source: str, filename: str) -> tuple[types.CodeType, Warned]:
     with warnings.catch_warnings(record=True) as caught:
-        module = compile_source(source, filename)
+        module = compile_form(source, filename)
     return module, [(str(one.message), one.category.__name__, one.lineno) for one in caught]
 
 
 def as_text(module: types.CodeType, said: Warned) -> str:
-    """Marshalled, in base64; "" for what is nested too deeply to be marshalled, which is compiled at each launch."""
-    try:
-        return binascii.b2a_base64(marshal.dumps((module, said)), newline=False).decode()
-    except ValueError:
-        return ""
+    """Marshalled, in base64; "" for functions nested so deeply that the stack may not do for that."""
+    return "" if is_deep(module) else binascii.b2a_base64(marshal.dumps((module, said)), newline=False).decode()
+
+
+def is_deep(module: types.CodeType) -> bool:
+    level = [module]
+    for _ in range(MAX_KEPT_DEPTH):
+        level = [one for code in level for one in code.co_consts if isinstance(one, types.CodeType)]
+        if not level:
+            return False
+    return True
 
 
 class SteppedRun:
     """A run for a host that cannot suspend the guest: it is entered again and again, and returns whenever it waits."""
 
-    def __init__(self, source: str, filename: str, arguments: str, code: str) -> None:
+    def __init__(self, form: str, source: str, filename: str, arguments: str, code: str) -> None:
         self._filename = filename
         self._run = Run(real_host, can_wait=False)
-        self._task = self._run.loop.create_task(self._run.execute(source, filename, arguments, code))
+        self._task = self._run.loop.create_task(self._run.execute(form, source, filename, arguments, code))
 
     def step(self, events: str) -> str:
         loop, selector = self._run.loop, self._run.selector
@@ -244,15 +260,15 @@ class WitWorld(wit_world.WitWorld):
 
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
 
-    def run(self, source: str, filename: str, arguments: str, code: str) -> str:
+    def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         run = Run(real_host, can_wait=True)
         try:
-            return run.loop.run_until_complete(run.execute(source, filename, arguments, code))
+            return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
             raise Err(describe(error, filename)) from None
 
-    def start(self, source: str, filename: str, arguments: str, code: str) -> str:
-        WitWorld.stepped = SteppedRun(source, filename, arguments, code)
+    def start(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
+        WitWorld.stepped = SteppedRun(form, source, filename, arguments, code)
         return WitWorld.stepped.step("")
 
     def resume(self, events: str) -> str:
@@ -312,7 +328,7 @@ def warm_up() -> None:
         host = SilentHost()
         for _ in range(2):  # compiled, and from what was kept
             run = Run(host, can_wait=True)
-            run.loop.run_until_complete(run.execute(WARM_UP, "warm_up.py", "{}", host.kept))
+            run.loop.run_until_complete(run.execute("program", WARM_UP, "warm_up.py", "{}", host.kept))
 
 
 WARM_UP = """
@@ -384,7 +400,6 @@ def fill_holes() -> list[bytes]:
 with warnings.catch_warnings(action="ignore"):
     import_standard_library()
 importlib.import_module("loopwright")
-importlib.import_module("loopwright.sdk.snippet")  # for instances that run code of a program's, and no program
 warm_up()
 gc.collect()
 EVERYTHING = everything()
