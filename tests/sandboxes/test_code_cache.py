@@ -25,7 +25,7 @@ def launches(bench: Bench, scenario: Callable[[Any, Launch], Awaitable[Any]]) ->
 
     async def drive(sandbox: Any) -> Any:
         async def launch(source: str, filename: str = "p.py", arguments: str = "{}", form: str = "program") -> str:
-            result: str = await sandbox.run(source, filename, arguments, FakeGuest(), Limits(), form)
+            result: str = await sandbox.run(source, filename, arguments, FakeGuest(), Limits(), form=form)
             return result
 
         return await scenario(sandbox, launch)

@@ -1,7 +1,7 @@
 """Keeps what instances compiled, so that a source is compiled once and not at each launch. Never reads it: what a guest
 marshalled is for guests alone.
 
-Filled with what an instance hands over before it runs a program's first line; docs/adr/0019-code-cache.md. Used by both
+Filled with what an instance hands over before it runs a program's first line; docs/adr/0021-code-cache.md. Used by both
 Wasm sandboxes, on the event loop's thread.
 """
 

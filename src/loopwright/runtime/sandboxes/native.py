@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.core.errors import Cancelled
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
@@ -32,7 +33,14 @@ class NativeSandbox:
         self._ports: set[Port] = set()
 
     async def run(
-        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, form: Form = "program"
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
     ) -> str:
         """As `Sandbox.run`."""
         _show_debuggers(source, filename)
