@@ -57,9 +57,10 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write docs/calls.md, docs/sdk.md and docs/metadata.md from the source
+reference: $(DEV) ## write docs/calls.md, docs/sdk.md, docs/metadata.md and docs/programs.md from the source
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
+	$(BIN)/python tests/programs/gallery.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
