@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from script_rig import UNEXPORT
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.core.batch import Batch, StepResult
@@ -61,13 +62,14 @@ def cost_of(program: Program) -> Cost:
             run = RunningRun(system.launcher, await system.launcher.start(spec))
             with cancelled_if_stuck(system.launcher.cancel, run.run_id):
                 outcome = await run.outcome()
-            stats = await system.controller.stats()
+            stats, num_asked = await system.controller.stats(), engine.num_asked
+            await system.run(UNEXPORT)
         return Cost(
             code=outcome.final.code,
             num_forwards=stats.num_steps,
             num_rows=stats.num_rows,
             num_prompt_tokens=stats.num_prefill_tokens,
-            num_asked=engine.num_asked,
+            num_asked=num_asked,
             num_pages=engine.num_pages,
         )
 
