@@ -20,6 +20,8 @@ from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
 from loopwright.control.reads import check_kv
+from loopwright.control.segments import SegmentFeed
+from loopwright.control.sliding import slide
 from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
@@ -203,6 +205,11 @@ class ResourceManager:
         self._holdings[call.run_id].pass_masks(mine)
         table.drop(pages)
 
+    def slide(self, call: OpenCall) -> None:
+        """Gives back what has left the window of a segment, if it has one, for good."""
+        if isinstance(call.work, SegmentFeed) and call.work.view is not None:
+            slide(call, call.work, self._holdings[call.run_id], self.shape.block_size)
+
     def finish_restoring(self, call: OpenCall) -> None:
         """What `secure` found dropped has run again."""
         self._dropping.finish(call, self._holdings[call.run_id].pages)
@@ -317,7 +324,7 @@ class ResourceManager:
     def _grow(self, call: OpenCall, feed: Feed) -> bool:
         """As `_secure_feed` for a segment that goes on into one new page, as each does once in so many tokens."""
         assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = PageName(call.call.grow_from + len(call.grown))
+        name = _next_name(call, call.call)
         page = self._holdings[call.run_id].pages.grow(name, "grow_from")
         if page is None:
             return False
@@ -339,7 +346,7 @@ class ResourceManager:
         names: list[PageName] = []
         if num_new:
             assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-            first = call.call.grow_from + len(call.grown)
+            first = _next_name(call, call.call)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
@@ -386,6 +393,11 @@ class ResourceManager:
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size
-        for place in range(start // size, -(-end // size)):
+        for place in range(max(start, 0) // size, -(-end // size)):  # below 0: what was there has left a window
             first = place * size
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
+
+
+def _next_name(call: OpenCall, generate: Generate) -> PageName:
+    """Of the page that a segment grows next. Those that it grew may have left its window, but never the last one."""
+    return PageName(call.grown[-1] + 1) if call.grown else generate.grow_from
