@@ -324,7 +324,7 @@ class ResourceManager:
     def _grow(self, call: OpenCall, feed: Feed) -> bool:
         """As `_secure_feed` for a segment that goes on into one new page, as each does once in so many tokens."""
         assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = _next_name(call, call.call)
+        name = PageName(call.call.grow_from + _num_grown(call, call.call))
         page = self._holdings[call.run_id].pages.grow(name, "grow_from")
         if page is None:
             return False
@@ -346,7 +346,7 @@ class ResourceManager:
         names: list[PageName] = []
         if num_new:
             assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-            first = _next_name(call, call.call)
+            first = call.call.grow_from + _num_grown(call, call.call)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
@@ -398,6 +398,7 @@ class ResourceManager:
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
 
 
-def _next_name(call: OpenCall, generate: Generate) -> PageName:
-    """Of the page that a segment grows next. Those that it grew may have left its window, but never the last one."""
-    return PageName(call.grown[-1] + 1) if call.grown else generate.grow_from
+def _num_grown(call: OpenCall, generate: Generate) -> int:
+    """The pages that a segment has grown, those included that have left its window."""
+    assert isinstance(call.work, SegmentFeed)
+    return len(call.pages) + len(call.work.freed) - len(generate.pages)

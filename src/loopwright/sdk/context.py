@@ -381,9 +381,7 @@ class Context:
         await self._kv.slide()
         return turn
 
-    def _settle(
-        self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int, page_size: int
-    ) -> Turn:
+    def _settle(self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int, page_size: int) -> Turn:
         """Brings the context up to date with a segment that is over."""
         self._segment = None
         self._kv.pages.account(payload, grow_from, written)
