@@ -25,7 +25,7 @@ from loopwright.sdk.errors import (
 from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, lark, regex
 from loopwright.sdk.messaging import MessagesLost, broadcast, pull, push, subscribe
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
-from loopwright.sdk.output import emit, emit_text, log
+from loopwright.sdk.output import Show, emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.store import Store
@@ -60,6 +60,7 @@ __all__ = [
     "Queue",
     "RunFacts",
     "Score",
+    "Show",
     "Store",
     "Tool",
     "ToolCall",
