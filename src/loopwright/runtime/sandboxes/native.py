@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.core.errors import Cancelled
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
@@ -28,7 +29,9 @@ class NativeSandbox:
     def __init__(self) -> None:
         self._ports: set[Port] = set()
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+    ) -> str:
         """As `Sandbox.run`."""
         _show_debuggers(source, filename)
         return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)

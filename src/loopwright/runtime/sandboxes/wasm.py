@@ -14,12 +14,13 @@ from typing import Literal, TypeAlias
 from wasmtime import Engine, WasmtimeError
 
 from loopwright.core.errors import Overloaded, ProgramError, Unavailable
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Guest
 from loopwright.runtime.sandboxes import fibers
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
 from loopwright.runtime.sandboxes.instance_pool import InstancePool
-from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.runtime.sandboxes.private_files import PrivateFiles
 from loopwright.runtime.sandboxes.reentrant import ReentrantSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles
@@ -64,12 +65,14 @@ class WasmSandbox:
         self._ticker = _Ticker(engine)
         self._num_live = 0
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+    ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         fiber = self._host.start(self._take(limits), guest, (source, filename, arguments))
         self._num_live += 1
         try:
-            await _drive(fiber, limits)
+            await _drive(fiber, budget or Budget(limits))
             return _result(fiber, limits)
         finally:
             self._num_live -= 1
@@ -111,18 +114,15 @@ class WasmSandbox:
         return parked
 
 
-async def _drive(fiber: Fiber, limits: Limits) -> None:
+async def _drive(fiber: Fiber, budget: Budget) -> None:
     """Polls the fiber until it has returned. Raises LimitExceeded when it has computed too long."""
-    used_s = 0.0
     while True:
         started_s = time.thread_time()
         has_returned = fiber.poll()
         slice_s = time.thread_time() - started_s
-        used_s += slice_s
+        budget.charge_cpu(slice_s)
         if has_returned:
             return
-        if used_s > limits.cpu_seconds:
-            raise out_of_cpu(limits, used_s)
         if fiber.files is not None:
             fiber.files.check_when_due()
         if fiber.waits_ms is not None:
