@@ -21,7 +21,7 @@ from loopwright.core.errors import (
     Unavailable,
     from_info,
 )
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 from loopwright.transport import control_messages as messages
@@ -66,13 +66,13 @@ class ControlClient:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> "RemoteSession":
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> "RemoteSession":
         """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
         if not self.is_alive:
             raise Unavailable(DIED, hint="restart the server")
         session = RemoteSession(next(self._session_ids), self)
         self._sessions[session.session_id] = session
-        self.send(messages.OpenSession(session.session_id, run_id, limits))
+        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant))
         return session
 
     async def stats(self) -> ControlStats:
