@@ -1,5 +1,5 @@
-"""Tenants: the server says whose a request is. What one tenant's runs compute, keep, say and export is nobody else's, and
-their launches take turns with those of others."""
+"""Tenants: the server says whose a request is. What one tenant's runs compute, keep, say and export is nobody else's,
+and their launches take turns with those of others."""
 
 import asyncio
 from collections.abc import AsyncIterator

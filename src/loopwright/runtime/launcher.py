@@ -26,6 +26,7 @@ from loopwright.core.errors import (
     NotFound,
     Overloaded,
     PermissionDenied,
+    ProgramError,
 )
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
@@ -341,7 +342,12 @@ class Launcher:
                 arguments = json.dumps(run.arguments)
                 guest = host if trace is None else trace.guest(host)
                 program = run.program
-                return await run.sandbox.run(program.code, program.filename, arguments, guest, run.limits, run.budget)
+                try:
+                    return await run.sandbox.run(
+                        program.code, program.filename, arguments, guest, run.limits, run.budget
+                    )
+                except ProgramError as error:
+                    raise host.blamed(error) from None
         finally:
             doors.close()
 
