@@ -18,6 +18,7 @@ from loopwright.core.model_info import ModelInfo
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.control_server import ControlServer
 from loopwright.transport.kept_control import KeptControl
+from loopwright.transport.link import Link
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -103,7 +104,19 @@ async def test_it_waits_for_one_after_another_that_dies_at_once() -> None:
         for _ in range(3):
             async with model_worker(address, FakeControl()):
                 await well(kept)
+            await eventually(lambda: not kept._client.is_alive)
             assert "the model worker died" in await refused(kept)
+
+
+async def test_one_that_dies_before_it_answers_is_not_the_last_that_is_looked_for() -> None:
+    async with AsyncExitStack() as first, first_and_kept(first) as (address, kept):
+        await first.aclose()
+        heard: list[bytes] = []
+        mute = Link.bind(address, lambda _, message: heard.append(message), lambda _: None)
+        await eventually(lambda: bool(heard))
+        mute.close()
+        async with model_worker(address, FakeControl()):
+            await well(kept)
 
 
 async def test_another_model_at_the_same_place_is_refused() -> None:
