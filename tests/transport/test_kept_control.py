@@ -70,7 +70,7 @@ async def well(kept: KeptControl) -> None:
     while True:
         try:
             assert (await kept.stats()).num_steps == 11
-        except Unavailable:
+        except (Unavailable, InternalError):  # of the one that has just gone
             await asyncio.sleep(0)
         else:
             return
