@@ -17,6 +17,7 @@ from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloa
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
+    Completion,
     DebugInfo,
     Distribution,
     Done,
@@ -197,9 +198,8 @@ async def test_news_of_a_remote_session_are_told_and_so_is_its_end_after_them() 
         await eventually(lambda: RUN in control.sessions)
         control.sessions[RUN].complete(CallId(1), Done())
         await eventually(lambda: said == [CallId(1)])
-        control.sessions[RUN].complete(CallId(2), Done())
-        await eventually(lambda: control.sessions[RUN].num_received == 2)
-        control.sessions[RUN].fail(InternalError("the step failed"))
+        session.deliver(Completion(CallId(2), Done()))
+        session.end(InternalError("the step failed"))
         await eventually(lambda: len(said) == 3)
         assert said == [CallId(1), CallId(2), "the step failed"]
 
