@@ -14,6 +14,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "constrained_choice": {},
     "context_compaction": {"max_tokens": 4},
     "contrastive_decoding": {"max_tokens": 3},
+    "draft_speculation": {"max_tokens": 8},
     "graph_of_thought": {"max_tokens": 3},
     "guidance": {"max_tokens": 3},
     "hierarchical_attention": {"max_tokens": 4},
