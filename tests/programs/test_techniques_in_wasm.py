@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from script_rig import UNEXPORT
 
 from system_rig import byte_system, in_loop, program_source
 
@@ -36,16 +37,6 @@ SHORT: dict[str, dict[str, Any]] = {
     "watermark": {"max_tokens": 8},
     "windowed_attention": {"max_tokens": 40, "window": 20},
 }
-
-
-UNEXPORT = """
-from loopwright import resources, unexport_context
-async def main() -> int:
-    lent = (await resources.exported_pages())["exports"]
-    for one in lent:
-        await unexport_context(one["name"])
-    return len(lent)
-"""
 
 
 @pytest.mark.wasm
