@@ -8,7 +8,7 @@ from script_rig import UNEXPORT
 from system_rig import byte_system, in_loop, program_source
 
 SHORT: dict[str, dict[str, Any]] = {
-    "attention_sink": {"max_tokens": 40, "stride": 20, "window": 20},
+    "attention_sink": {"max_tokens": 40, "window": 20},
     "beam_search": {"beams": 2, "max_tokens": 4},
     "best_of_n": {"n": 2, "max_tokens": 4},
     "cascade": {"max_tokens": 3},
