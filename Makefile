@@ -35,7 +35,7 @@ test: $(DEV)     ## the whole test suite
 	$(BIN)/pytest $(ARGS)
 
 fuzz: $(DEV)     ## 100,000 malformed messages each way across the boundary of a program
-	LOOPWRIGHT_FUZZ=100000 $(BIN)/pytest --timeout 3600 tests/system/test_abi_fuzz.py $(ARGS)
+	LOOPWRIGHT_TEST_FUZZ=100000 $(BIN)/pytest --timeout 3600 tests/system/test_abi_fuzz.py $(ARGS)
 
 check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 	$(BIN)/ruff format --check
@@ -57,9 +57,11 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write docs/calls.md, docs/sdk.md and docs/metadata.md from the source
+reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, programs
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
+	$(BIN)/python tests/project/configuration_reference.py
+	$(BIN)/python tests/programs/gallery.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

@@ -1,10 +1,10 @@
 # /// program
 # permissions = { children = ["@self"] }
-# limits = { max_children = 8 }
+# limits = { max_children = 8, memory_mb = 32 }
 # ///
 """Answers a question in several ways at once, each in a child program with a fork of the context; the likeliest wins.
 
-Each child is a run of its own: it has its own limits and its own log, and when one fails the others go on.
+Each child is a run of its own: it has its own permissions and its own log, and when one fails the others go on.
 """
 
 import asyncio

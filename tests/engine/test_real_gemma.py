@@ -10,10 +10,10 @@ from engine_rig import Rig, dense_rows, log_softmax, some_tokens
 from loopwright.engine.loader import load_model
 from loopwright.engine.oracle import Oracle
 
-PATH = os.environ.get("LOOPWRIGHT_GEMMA_GGUF", "")
+PATH = os.environ.get("LOOPWRIGHT_TEST_GEMMA_GGUF", "")
 pytestmark = [
     pytest.mark.gemma,
-    pytest.mark.skipif(not PATH, reason="LOOPWRIGHT_GEMMA_GGUF names no file"),
+    pytest.mark.skipif(not PATH, reason="LOOPWRIGHT_TEST_GEMMA_GGUF names no file"),
 ]
 
 

@@ -1,7 +1,7 @@
 """Every program of programs/ runs in the Wasm sandbox, beside the real model, and its events are those of expected/.
 
-LOOPWRIGHT_WRITE_EXPECTED=1 writes those files anew, to be read before they are committed. In them, texts that follow
-each other are one, and what differs from run to run is left out.
+LOOPWRIGHT_TEST_WRITE_EXPECTED=1 writes those files anew, to be read before they are committed. In them, texts that
+follow each other are one, and what differs from run to run is left out.
 """
 
 import json
@@ -234,7 +234,7 @@ def check_expected(name: str, outcome: Outcome) -> None:
     path = EXPECTED / f"{name}.json"
     expected = json.loads(path.read_text())
     events = with_joined_texts(outcome.events)
-    if os.environ.get("LOOPWRIGHT_WRITE_EXPECTED"):
+    if os.environ.get("LOOPWRIGHT_TEST_WRITE_EXPECTED"):
         expected["events"] = events
         path.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
     assert events == expected["events"]

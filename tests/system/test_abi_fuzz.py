@@ -17,7 +17,7 @@ from loopwright.sdk.errors import InternalError, LoopwrightError
 from loopwright.sdk.port import Port
 from system_rig import byte_system, in_loop
 
-NUM_MESSAGES = int(os.environ.get("LOOPWRIGHT_FUZZ", "3000"))
+NUM_MESSAGES = int(os.environ.get("LOOPWRIGHT_TEST_FUZZ", "3000"))
 MESSAGES_PER_RUN = 500
 OURS = {"InternalError", "LoopwrightError"}  # faults of the host, which no message may bring about
 

@@ -158,6 +158,32 @@ async def main():
     raise SystemExit(f"refused {refused}")
 """
 
+LIGHTS_A_BOMB = """
+# /// program
+# permissions = { children = ["@self"] }
+# limits = { max_children = 4, cpu_seconds = 0.5, memory_mb = 16 }
+# ///
+import asyncio
+from loopwright import LimitExceeded, spawn
+async def main():
+    for _ in range(5):
+        try: await spawn(main)
+        except LimitExceeded: break
+    while True: sum(range(10_000))
+"""
+
+BURNS_THROUGH_CHILDREN = """
+# /// program
+# permissions = { children = ["@self"] }
+# limits = { cpu_seconds = 0.5, memory_mb = 16 }
+# ///
+from loopwright import spawn
+async def burn():
+    for _ in range(1000): sum(range(1000))
+async def main():
+    while True: await (await spawn(burn)).wait()
+"""
+
 BABBLES = """
 from loopwright.sdk.port import current_port
 async def main(texts: list):
@@ -206,6 +232,18 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
                     (FLOODS_LOGS, {}, "LimitExceeded", "its limit is 1000 a second"),
                     (FLOODS_WITH_CALLS, {}, "LimitExceeded", r"bytes of answers wait .* the limit is 67108864"),
                     (FLOODS_THE_ENGINE, {}, "LimitExceeded", "1024 calls are open; the limit is 1024"),
+                    (
+                        LIGHTS_A_BOMB,
+                        {},
+                        "LimitExceeded",
+                        r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
+                    ),
+                    (
+                        BURNS_THROUGH_CHILDREN,
+                        {},
+                        "LimitExceeded",
+                        r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
+                    ),
                     (MEDDLES, {}, "ProgramError", "refused 39"),
                     (BABBLES, {"texts": babble}, "ProgramError", f"{len(babble)} messages were no calls"),
                     (SENDS_A_PICKLE, {"payload": payload.decode("latin-1")}, "BadRequest", "malformed call"),
@@ -224,6 +262,9 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
                     assert SECRET not in answer.text
                     assert "root:" not in answer.text
                 assert set(texts) == {expected_text}
+                runs = (await client.http.get("/v1/runs")).json()["runs"]
+                assert any(one["parent"] for one in runs)
+                assert {one["state"] for one in runs} == {"done"}  # nothing of any tree is left
                 assert not was_dialled(listener)
                 assert not sprung.exists()
 

@@ -1,5 +1,6 @@
 """Child programs: what they return, what they may do, how many there may be, and that none outlives its parent."""
 
+import re
 from typing import Any
 
 import pytest
@@ -343,6 +344,170 @@ async def main():
             assert (found.memory_mb, found.max_pages, found.max_children) == (40, 3, 4)
             assert found.max_output_bytes == 7000
             assert 0 < found.seconds <= 50
+
+    in_loop(scenario)
+
+
+# What a tree may use
+
+BURNING = """
+# /// program
+# permissions = { children = ["@self"] }
+# limits = { cpu_seconds = 1, memory_mb = 8 }
+# ///
+import asyncio
+from loopwright import *
+async def burn(rounds: int, depth: int = 0):
+    if depth:
+        return await (await spawn(burn, rounds=rounds, depth=depth - 1)).wait()
+    for _ in range(rounds): sum(range(1000))
+async def main():
+BODY
+"""
+
+BURNERS = {
+    "beside each other": """
+kids = [await spawn(burn, rounds=10**9) for _ in range(4)]
+await asyncio.gather(*(kid.wait() for kid in kids))""",
+    "far below": "await (await spawn(burn, rounds=10**9, depth=3)).wait()",
+    "one after another": "while True: await (await spawn(burn, rounds=2000)).wait()",
+    "pieces of code": "while True: await sandbox.run('while True: pass', cpu_seconds=0.1)",
+}
+
+
+@pytest.mark.wasm
+@pytest.mark.parametrize("backend", ["fiber", "reentrant"])
+@pytest.mark.parametrize("way", BURNERS)
+def test_what_children_compute_is_charged_to_all_above_them(way: str, backend: str) -> None:
+    lines = BURNERS[way].strip().splitlines()
+    source = BURNING.replace("BODY", "\n".join(f"    {line}" for line in lines))
+    said = r"computed for 1\.\d s, [01]\.\d s of it in what it started; its limit is 1 s"
+    refused = r"cpu_seconds is 0\.1; the program has 0(\.0\d+)? left of its 1"  # pieces ask first
+
+    async def scenario() -> None:
+        runtime = RuntimeConfig(sandbox_backend=backend)  # type: ignore[arg-type]
+        async with byte_system(runtime=runtime) as system:
+            run = await system.start(source, "wasm")
+            final = (await run.outcome()).final
+            assert final.code == "limit"
+            assert final.error is not None
+            assert re.search(refused if way == "pieces of code" else said, final.error.message)
+            assert final.error.field == "cpu_seconds"
+            used_s = system.launcher._find(run.run_id).budget.cpu_used_s
+            assert 0.9 <= used_s <= (1.5 if backend == "fiber" else 4)  # there it is counted by the wall clock
+            await everybody_ended(system)
+            codes = {one.code for one in await runs_of(system) if one.parent}
+            assert codes <= {"cancelled", "limit", "ok", "program_error"}
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_childs_own_limit_ends_it_alone_and_its_parent_goes_on_with_what_is_left() -> None:
+    spender = """
+# /// program
+# limits = { cpu_seconds = 0.2, memory_mb = 8 }
+# ///
+async def main():
+    while True: pass
+"""
+    body = f"""
+try:
+    await (await spawn({spender!r})).wait()
+except ChildFailed as error:
+    return [error.code, str(error)]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(runtime=RuntimeConfig()) as system:
+            run = await system.start(program(body), "wasm")
+            code, message = (await run.outcome()).result
+            assert code == "limit"
+            assert "its limit is 0.2 s" in message
+            assert 0.2 <= system.launcher._find(run.run_id).budget.cpu_used_s < 1
+
+    in_loop(scenario)
+
+
+def test_the_memory_that_a_tree_is_promised_has_one_limit() -> None:
+    body = """
+async def full(depth, levels):
+    try:
+        return await spawn(tree, depth=depth)
+    except LimitExceeded as error:
+        return explained(error)
+kids = [await spawn(hang) for _ in range(2)]
+first = await full(0, 0)
+kids[0].cancel()
+try:
+    await kids[0].wait()
+except ChildFailed:
+    pass
+kids.append(await spawn(hang))
+return first
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            limits = "memory_mb = 10, tree_memory_mb = 30"
+            run = await system.start(program(body, limits=limits))
+            told = (await run.outcome()).result
+            assert told["type"] == "LimitExceeded"
+            assert "10 MiB are asked for" in told["message"]
+            assert "hold 30 MiB; its limit is 30 MiB" in told["message"]
+            assert "limits = { tree_memory_mb = 60 }" in told["hint"]
+            again = (await ended(system, body, limits="memory_mb = 10, tree_memory_mb = 29")).final
+            assert again.error is not None  # the second child does not fit
+            assert "hold 20 MiB; its limit is 29 MiB" in again.error.message
+            wide = (await ended(system, body, limits="memory_mb = 10, tree_memory_mb = 40")).final
+            assert wide.error is not None  # what was spawned cannot be returned: all fitted
+            assert "not JSON" in wide.error.message
+
+    in_loop(scenario)
+
+
+def test_a_grandchild_counts_for_the_memory_of_every_run_above_it() -> None:
+    body = "await (await spawn(tree, depth=3)).wait()"
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            run = await system.start(program(body, limits="memory_mb = 10, tree_memory_mb = 30"))
+            final = (await run.outcome()).final
+            assert final.error is not None
+            assert "hold 30 MiB; its limit is 30 MiB" in final.error.message
+            assert len(await runs_of(system)) == 3
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_pieces_of_code_count_for_the_memory_of_the_tree() -> None:
+    body = """
+child = await spawn(hang)
+try:
+    await sandbox.run("1", memory_mb=11)
+except LimitExceeded as error:
+    return [error.field, (await sandbox.run("1", memory_mb=10)).result]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(runtime=RuntimeConfig()) as system:
+            limits = "memory_mb = 20, tree_memory_mb = 50"
+            outcome = await system.run(program(body, limits=limits), "wasm")
+            assert outcome.result == ["tree_memory_mb", 1]
+
+    in_loop(scenario)
+
+
+def test_a_program_has_no_more_memory_than_its_tree_and_the_server_caps_both() -> None:
+    async def scenario() -> None:
+        runtime = RuntimeConfig(allows_native=True, caps=Limits(memory_mb=50, tree_memory_mb=40))
+        async with byte_system(runtime=runtime) as system:
+            for limits, expected in (("memory_mb = 9, tree_memory_mb = 8", (8, 8)), ("tree_memory_mb = 99", (40, 40))):
+                run = await system.start(program("pass", limits=limits))
+                await run.outcome()
+                found = system.launcher._find(run.run_id).limits
+                assert (found.memory_mb, found.tree_memory_mb) == expected
 
     in_loop(scenario)
 

@@ -53,7 +53,7 @@ PASSED: dict[str, tuple[Any, str, str]] = {
     ),
     "max_log_lines_per_s": (5, "while True: print('x')", r"logged \d+ lines in .* is 5 a second, after 50 at once"),
 }
-TESTED_WITH_CHILDREN = {"max_children"}
+TESTED_WITH_CHILDREN = {"max_children", "tree_memory_mb"}
 
 
 def program(limits: dict[str, Any], body: str) -> str:

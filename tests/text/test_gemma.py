@@ -1,6 +1,6 @@
 """Gemma's own vocabulary of a quarter of a million pieces. On request only, because its weights have their own terms:
 
-    LOOPWRIGHT_GEMMA_GGUF=/path/to/gemma-3-270m.gguf pytest -m gemma
+    LOOPWRIGHT_TEST_GEMMA_GGUF=/path/to/gemma-3-270m.gguf pytest -m gemma
 
 Any GGUF file of Gemma 3 will do. The ids were recorded from llama.cpp (llama-cpp-python 0.3.36)."""
 
@@ -14,10 +14,10 @@ from loopwright.text.load_tokenizer import tokenizer_from_gguf
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.gguf import read_gguf
 
-PATH = os.environ.get("LOOPWRIGHT_GEMMA_GGUF", "")
+PATH = os.environ.get("LOOPWRIGHT_TEST_GEMMA_GGUF", "")
 pytestmark = [
     pytest.mark.gemma,
-    pytest.mark.skipif(not PATH, reason="LOOPWRIGHT_GEMMA_GGUF names no file"),
+    pytest.mark.skipif(not PATH, reason="LOOPWRIGHT_TEST_GEMMA_GGUF names no file"),
 ]
 
 RECORDED = {

@@ -53,6 +53,11 @@ VERBS: dict[str, Verb] = {
         "loopwright.cli.check", "find what is wrong with programs, without running them", "loopwright check hello.py"
     ),
     "serve": Verb("loopwright.cli.serve", "serve a model and programs over HTTP", "loopwright serve --port 8000"),
+    "config": Verb(
+        "loopwright.cli.config",
+        "show every setting of a server: its value, its source and its meaning",
+        "loopwright config show --port 9000",
+    ),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
     "logs": Verb("loopwright.cli.logs", "show a run's events", "loopwright logs 5f0c9a77d21b43e8"),

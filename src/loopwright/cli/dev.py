@@ -15,8 +15,8 @@ from loopwright.cli.check import sandbox_modules
 from loopwright.cli.dev_view import DevView
 from loopwright.cli.program_flags import parse_program_flags
 from loopwright.cli.progress import progress_bars
-from loopwright.cli.run import add_program_arguments
-from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.cli.run import add_program_arguments, config_here
+from loopwright.compose.config import Config
 from loopwright.compose.system import Prepared, open_here, prepare
 from loopwright.core.runs import Runs, RunSpec
 from loopwright.runtime.program import read_program
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     native = arguments.native
-    runtime = RuntimeConfig(allows_native=native, needs_wasm=not native, holds_deadline=not native)
-    config = Config(model=arguments.model, runtime=runtime)
+    config = config_here(arguments.model, is_native=native, config_file=arguments.config)
     with progress_bars() as report:
         prepared = prepare(config, report)
         modules = frozenset[str]() if native else sandbox_modules(report)

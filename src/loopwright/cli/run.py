@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
+from loopwright.cli.setting_flags import CONFIG_HELP, model_flags
 from loopwright.cli.typed_lines import TypedLines
 from loopwright.compose.config import Config
-from loopwright.compose.config_file import read_config, with_given
+from loopwright.compose.config_sources import load_config
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.core.errors import BadRequest, ErrorInfo
 from loopwright.core.events import Emit, Finished, Log, Receive, Started, Text, Tokens, ToolCall
@@ -34,7 +37,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", help=FILE_HELP)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and, after FILE.py, the program's flags")
     parser.add_argument("--native", action="store_true", help="without the sandbox, to debug it: breakpoints work")
-    parser.add_argument("--config", metavar="FILE.toml", help="a configuration, for instance with tools")
+    parser.add_argument("--config", metavar="FILE.toml", help=CONFIG_HELP)
     parser.add_argument("--model", help="a model's name, GGUF file, folder or Hub id")
     parser.add_argument("--seed", type=_seed, help="makes the run's randomness repeat")
 
@@ -56,11 +59,18 @@ def prepare_here(
     model: str | None, *, is_native: bool = False, config_file: str | None = None
 ) -> tuple[Config, Prepared]:
     """Begins what a system of one's own needs: before the caller starts threads, so that `prepare` may fork."""
-    file = read_config(config_file)
-    runtime = with_given(file.runtime, allows_native=is_native, needs_wasm=not is_native, holds_deadline=not is_native)
-    config = with_given(file, model=model, runtime=runtime, num_runtime_workers=0)
+    config = config_here(model, is_native=is_native, config_file=config_file)
     with progress_bars() as report:
         return config, prepare(config, report)
+
+
+def config_here(model: str | None, *, is_native: bool, config_file: str | None) -> Config:
+    """The configuration of a system in this process."""
+    config = load_config(config_file, model_flags([model] if model else None)).config
+    runtime = msgspec.structs.replace(
+        config.runtime, allows_native=is_native, needs_wasm=not is_native, holds_deadline=not is_native
+    )
+    return msgspec.structs.replace(config, runtime=runtime, processes=1)
 
 
 def run_here(spec: RunSpec, config: Config, prepared: Prepared) -> int:

@@ -2,53 +2,23 @@
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
-from pathlib import Path
 
 from loopwright.cli.progress import progress_bars
-from loopwright.compose.config import (
-    Config,
-    EngineConfig,
-    ServerConfig,
-    default_num_workers,
-    num_cores,
-)
-from loopwright.compose.config_file import read_config, with_given
+from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
+from loopwright.compose.config import Config
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
 
-PROCESSES_HELP = """1: everything in one process. N > 1: a model process and N - 1 runtime processes, beside this one,
-which serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two cores, at most 8 (default: auto)"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE.toml", help="a configuration, over which flags count")
-    parser.add_argument(
-        "--model", action="append", help="a model's name, GGUF file, folder or Hub id; again for each further model"
-    )
-    parser.add_argument("--host", help=f"the address to bind (default: {ServerConfig().host})")
-    parser.add_argument("--port", type=int, help=f"0 is any free one (default: {ServerConfig().port})")
-    parser.add_argument("--processes", metavar="auto|N", type=_num_workers, help=PROCESSES_HELP)
-    parser.add_argument(
-        "--num-blocks",
-        type=_positive,
-        metavar="N",
-        help=f"KV blocks of 16 tokens (default: {EngineConfig().num_blocks})",
-    )
-    parser.add_argument("--threads", type=_positive, metavar="N", help="of the engine (default: one a core)")
-    parser.add_argument(
-        "--programs-dir", metavar="FOLDER", help="where deployed programs are kept (default: ~/.local/state/loopwright)"
-    )
-    parser.add_argument(
-        "--state-dir", metavar="FOLDER", help="where named stores are kept (default: ~/.local/state/loopwright)"
-    )
+    add_setting_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = _config(arguments, read_config(arguments.config))
+    config = load_with_flags(arguments).config
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     with progress_bars() as report:
         prepared = prepare(config, report)
@@ -59,25 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
-
-
-def _config(arguments: argparse.Namespace, file: Config) -> Config:
-    """The file's, with what flags say instead."""
-    num_workers = arguments.processes
-    if num_workers is None:
-        num_workers = file.num_runtime_workers if arguments.config else _num_workers("auto")
-    programs_dir = arguments.programs_dir or file.runtime.programs_dir or str(_state_folder() / "programs")
-    state_dir = arguments.state_dir or file.runtime.state_dir or str(_state_folder() / "state")
-    model, *more_models = arguments.model or [None]
-    return with_given(
-        file,
-        model=model,
-        more_models=tuple(more_models) if model is not None else None,
-        num_runtime_workers=num_workers,
-        engine=with_given(file.engine, num_blocks=arguments.num_blocks, num_threads=arguments.threads),
-        runtime=with_given(file.runtime, programs_dir=programs_dir, state_dir=state_dir),
-        server=with_given(file.server, host=arguments.host, port=arguments.port),
-    )
 
 
 async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
@@ -93,21 +44,3 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
 
         app = create_app(system.runs, host=config.server.host)
         return await serve(app, config.server.host, config.server.port, ready)
-
-
-def _num_workers(word: str) -> int:
-    """How many runtime processes --processes means."""
-    if word == "auto":
-        return default_num_workers(num_cores())
-    return _positive(word) - 1
-
-
-def _positive(word: str) -> int:
-    if word.isdecimal() and int(word) >= 1:
-        return int(word)
-    raise argparse.ArgumentTypeError(f"{word!r} is no number from 1")
-
-
-def _state_folder() -> Path:
-    named = os.environ.get("XDG_STATE_HOME")
-    return (Path(named) if named else Path.home() / ".local" / "state") / "loopwright"

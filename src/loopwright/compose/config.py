@@ -1,59 +1,90 @@
 """The one configuration tree: read once, frozen, unknown keys refused. Never holds a derived value.
 
-Made by the command line; compose hands each layer its own section.
+Each field says what it means, within which limits, and which flag sets it. `settings` lists them, `config_sources`
+fills them in, and compose hands each layer its own section.
 """
 
 import os
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from loopwright.control.scheduler import ControlConfig
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
 
 Backend = Literal["auto", "fiber", "reentrant"]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
 MAX_CORES_OF_ONE_PROCESS = 4  # up to here one process serves best; above, the layers get processes of their own
+PROCESSES_MEANING = (
+    "1: everything in one process. N > 1: a model process for each model, N - 1 runtime processes, and this one, which "
+    "serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two cores, at most 8"
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The inference layer. A block holds 16 tokens of KV."""
+    """The inference layer."""
 
-    num_blocks: int = 2048
-    num_slots: int = 4096  # embed slots
-    num_threads: int = 0  # 0: one for each core that this process may use
+    num_blocks: Annotated[Count, Meta(description="KV blocks of 16 tokens", extra={"flag": "--num-blocks"})] = 2048
+    num_slots: Annotated[Count, Meta(description="embeddings and hidden states that programs can hold")] = 4096
+    num_threads: Annotated[
+        int, Meta(ge=0, description="threads that compute; 0: one for each core", extra={"flag": "--threads"})
+    ] = 0
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The application layer. `caps` bounds what a program's metadata may ask for."""
+    """The application layer."""
 
-    caps: Limits = Limits(
-        memory_mb=512, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_embeds=65536, max_queues=4096,
-        max_output_bytes=64 << 20, max_unread_bytes=256 << 20, max_open_calls=16384, max_queue_depth=16384,
-        max_log_lines_per_s=100_000, max_children=256, max_state_bytes=256 << 20, max_file_bytes=1 << 30,
+    caps: Annotated[Limits, Meta(description="the most that a program's metadata may ask for of")] = Limits(
+        memory_mb=512, tree_memory_mb=4096, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_embeds=65536,
+        max_queues=4096, max_output_bytes=64 << 20, max_unread_bytes=256 << 20, max_open_calls=16384,
+        max_queue_depth=16384, max_log_lines_per_s=100_000, max_children=256, max_state_bytes=256 << 20,
+        max_file_bytes=1 << 30,
     )  # fmt: skip
-    max_live_runs: int = 2048
-    sandbox_backend: Backend = "auto"
-    needs_wasm: bool = True  # False leaves the Wasm runner out: for native runs only
-    allows_native: bool = False  # programs without isolation: for debugging on one's own machine
-    holds_deadline: bool = True  # False: `limits.seconds` ends no run, for debugging
-    programs_dir: str | None = None  # where deployed programs are kept; None keeps them in memory
-    state_dir: str | None = None  # where named stores are kept; None keeps them in memory
+    max_live_runs: Annotated[Count, Meta(description="runs at a time, of each runtime process")] = 2048
+    sandbox_backend: Annotated[Backend, Meta(description="how programs are suspended; auto: fibers, if they work")] = (
+        "auto"
+    )
+    needs_wasm: Annotated[bool, Meta(description="false: no Wasm sandbox, for native runs only")] = True
+    allows_native: Annotated[
+        bool, Meta(description="programs without isolation: for debugging on one's own machine")
+    ] = False
+    holds_deadline: Annotated[bool, Meta(description="false: `limits.seconds` ends no run, for debugging")] = True
+    programs_dir: Annotated[
+        str | None,
+        Meta(description="where deployed programs are kept; none: in memory", extra={"flag": "--programs-dir"}),
+    ] = None
+    state_dir: Annotated[
+        str | None, Meta(description="where named stores are kept; none: in memory", extra={"flag": "--state-dir"})
+    ] = None
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The HTTP side."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Annotated[str, Meta(min_length=1, description="the address to bind", extra={"flag": "--host"})] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
-    model: str = "default"
-    more_models: tuple[str, ...] = ()  # each with a control layer and an engine of its own, as `engine` says
-    num_runtime_workers: int = 0  # 0: everything in one process; n: a model process, n runtime processes, the server
+    model: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="a model's name, GGUF file, folder or Hub id; the flag again for each further model",
+            extra={"flag": "--model"},
+        ),
+    ] = "default"
+    more_models: Annotated[
+        tuple[str, ...], Meta(description="further models, each with an engine of its own, as `engine` says")
+    ] = ()
+    processes: Annotated[
+        Count | Literal["auto"], Meta(description=PROCESSES_MEANING, extra={"flag": "--processes"})
+    ] = 1
     engine: EngineConfig = EngineConfig()
     control: ControlConfig = ControlConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -64,6 +95,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def model_names(self) -> tuple[str, ...]:
         """All models, the default one first."""
         return (self.model, *self.more_models)
+
+    @property
+    def num_runtime_workers(self) -> int:
+        """Runtime processes; 0 is everything in one process."""
+        return default_num_workers(num_cores()) if self.processes == "auto" else self.processes - 1
+
+
+def server_defaults(folder: Path | None = None) -> Config:
+    """What holds for `loopwright serve` where nothing else is said: it uses the machine, and keeps what it is given."""
+    state = folder or state_folder()
+    runtime = RuntimeConfig(programs_dir=str(state / "programs"), state_dir=str(state / "state"))
+    return Config(processes="auto", runtime=runtime)
+
+
+def state_folder() -> Path:
+    """Where a server keeps what outlives it: $XDG_STATE_HOME/loopwright, or ~/.local/state/loopwright."""
+    named = os.environ.get("XDG_STATE_HOME")
+    return (Path(named) if named else Path.home() / ".local" / "state") / "loopwright"
 
 
 def default_num_workers(num_cores: int) -> int:

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
@@ -25,6 +27,8 @@ from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.ids import RunId
 
+Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+
 PRIORITY_STEPS = 8
 """When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
 
@@ -33,15 +37,27 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a step may be. Prompts get what the rows of one token leave of `max_batch_tokens`, so the second limit
     must be above the first."""
 
-    max_batch_rows: int = 256  # rows of one token; also heads, embeds, copies and shifts, each
-    max_batch_tokens: int = 512
-    prefix_cache: bool = True  # what was computed before need not be again; off: every call computes what it says
-    max_idle_s: float = 0.02  # how long a run without calls keeps its pages if others wait for some
-    max_stuck_s: float = 0.1  # how long calls may all wait for pages that cannot be dropped before one fails
-    policy: PolicyName = "adaptive"  # when waiting calls become a batch; the others are there to compare
-    policy_calls: int = 8  # k-only: calls of a batch
-    policy_max_wait_s: float = 0.1  # k-only: a batch may be smaller after so long
-    policy_wait_s: float = 0.016  # t-only: how long the first call of a batch waits for others
+    max_batch_rows: Annotated[
+        int, Meta(ge=1, description="rows of one token in a step; also heads, embeds, copies and shifts, each")
+    ] = 256
+    max_batch_tokens: Annotated[
+        int, Meta(ge=2, description="tokens in a step; prompts get what rows of one token leave of it")
+    ] = 512
+    prefix_cache: Annotated[bool, Meta(description="whether what was computed before is taken instead of again")] = True
+    max_idle_s: Annotated[
+        Seconds, Meta(description="how long a run without calls keeps its pages if others wait for some")
+    ] = 0.02
+    max_stuck_s: Annotated[
+        Seconds, Meta(description="how long calls may all wait for pages that cannot be dropped before one fails")
+    ] = 0.1
+    policy: Annotated[PolicyName, Meta(description="when waiting calls become a batch; the others are to compare")] = (
+        "adaptive"
+    )
+    policy_calls: Annotated[int, Meta(ge=1, description="k-only: calls of a batch")] = 8
+    policy_max_wait_s: Annotated[Seconds, Meta(description="k-only: a batch may be smaller after so long")] = 0.1
+    policy_wait_s: Annotated[
+        Seconds, Meta(description="t-only: how long the first call of a batch waits for others")
+    ] = 0.016
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:

@@ -15,6 +15,7 @@ from loopwright.core.child_calls import CancelChild, ChildEvents, Spawn
 from loopwright.core.errors import BadRequest, Cancelled, LimitExceeded, LoopwrightError, NotFound
 from loopwright.core.ids import RunId
 from loopwright.core.results import Done
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import ANY_SOURCE, OWN_SOURCE, Permissions
@@ -41,10 +42,11 @@ class ChildRun(Protocol):
 class Children:
     """What one run has spawned. `above` is the same of the run that spawned it."""
 
-    def __init__(self, run_id: RunId, limits: Limits, permissions: Permissions, above: "Children | None") -> None:
+    def __init__(self, run_id: RunId, budget: Budget, permissions: Permissions, above: "Children | None") -> None:
         self.run_id = run_id
         self.permissions = permissions
-        self._limits = limits
+        self.budget = budget
+        self._limits = budget.limits
         self._above = above
         self._live: set[ChildRun] = set()
         self._num_below = 0  # runs alive below this one, at any depth
@@ -80,8 +82,8 @@ class Children:
                 )
 
     def limits_left(self, left_s: float) -> Limits:
-        """What bounds a child's limits: the parent's own, and of its wall time what is left."""
-        return msgspec.structs.replace(self._limits, seconds=max(left_s, 0.0))
+        """What bounds a child's limits: the parent's own, and of its wall and CPU time what is left."""
+        return msgspec.structs.replace(self._limits, seconds=max(left_s, 0.0), cpu_seconds=self.budget.cpu_left_s)
 
     def take_seed(self, seed: int) -> int:
         """The next child's, derived from its parent's: a run with a seed has the same children again."""

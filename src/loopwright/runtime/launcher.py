@@ -33,6 +33,7 @@ from loopwright.core.ids import RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
@@ -65,7 +66,7 @@ class Run:
     arguments: dict[str, Any]
     sandbox: Sandbox
     tenant: str  # whose launches take turns with those of others
-    limits: Limits
+    budget: Budget
     model: str
     seed: int
     events: EventLog
@@ -78,6 +79,10 @@ class Run:
     ended_now_s: float | None = None
     task: asyncio.Task[None] | None = None
     failure: LoopwrightError | None = field(default=None)
+
+    @property
+    def limits(self) -> Limits:
+        return self.budget.limits
 
     def fail(self, error: LoopwrightError) -> None:
         """Ends the run with this error, wherever it is; the first one counts."""
@@ -199,9 +204,10 @@ class Launcher:
         return msgspec.structs.replace(stats, others=more)
 
     def check_integrity(self) -> None:
-        """Nothing that services keep for runs outlives them."""
+        """Nothing that services keep for runs outlives them, and no budget still holds what is over."""
         self._services.shared.check_integrity()
         assert self._num_live or not self._services.shared.num_own_stores
+        assert self._num_live or not any(run.budget.memory_held_mb for run in self._runs.values())
 
     # One run
 
@@ -244,26 +250,31 @@ class Launcher:
         if parent is not None:
             limits = limits.capped(parent.limits_left(left_s))
             permissions = narrowed(permissions, parent.permissions)
+        limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, limits.tree_memory_mb))
+        budget = Budget(limits, None if parent is None else parent.budget)
         events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
-        return Run(
+        run = Run(
             run_id=run_id,
             name=name,
             program=program,
             arguments=spec.arguments,
             sandbox=sandbox,
             tenant="",
-            limits=limits,
+            budget=budget,
             model=self._models.find(spec.model).text.info.name,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
             events=events,
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
             started_now_s=self._clock.now_s(),
-            children=Children(run_id, limits, permissions, parent),
+            children=Children(run_id, budget, permissions, parent),
             parent=parent,
         )
+        budget.fail = run.fail
+        return run
 
     def _admit(self, run: Run) -> None:
+        run.budget.take_memory(run.limits.memory_mb)
         self._forget_oldest()
         self._runs[run.run_id] = run
         self._num_live += 1
@@ -310,7 +321,7 @@ class Launcher:
             doors.wrap_default(trace.session)
         try:
             async with (
-                self._services.open(facts, run.children.permissions, run.limits, run.mailbox, run.events) as answers,
+                self._services.open(facts, run.children.permissions, run.budget, run.mailbox, run.events) as answers,
                 Host(
                     doors=doors,
                     answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
@@ -322,13 +333,15 @@ class Launcher:
             ):
                 arguments = json.dumps(run.arguments)
                 guest = host if trace is None else trace.guest(host)
-                return await run.sandbox.run(run.program.code, run.program.filename, arguments, guest, run.limits)
+                program = run.program
+                return await run.sandbox.run(program.code, program.filename, arguments, guest, run.limits, run.budget)
         finally:
             doors.close()
 
     def _end(self, run: Run) -> None:
         """The task is over, however it ended; one that was cancelled before its first step wrote no final event."""
         self._num_live -= 1
+        run.budget.give_memory(run.limits.memory_mb)
         run.ended_now_s = self._clock.now_s()
         self._num_finished_bytes += run.events.num_bytes
         error = run.failure or Cancelled("the run was cancelled")

@@ -16,8 +16,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run's limits. Sizes say their unit; times are in seconds."""
 
     memory_mb: Amount = 64  # MiB of linear memory beyond what every instance of the runner has
+    tree_memory_mb: Amount = 512  # the same of a run and of all that is alive below it, each counted with its memory_mb
     seconds: Seconds = 300.0  # wall time from start to end
-    cpu_seconds: Seconds = 60.0  # time spent inside the sandbox
+    cpu_seconds: Seconds = 60.0  # time spent inside the sandbox, by the run and by all below it
     max_pages: Amount = 1024  # KV pages held at once
     max_embeds: Amount = 4096  # embed slots held at once
     max_queues: Amount = 256  # each open context has one

@@ -5,7 +5,6 @@ Never executes code outside that sandbox: where there is none, it refuses. A ser
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +19,11 @@ from loopwright.core.errors import (
     PermissionDenied,
     Unavailable,
 )
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Sandbox
 
 FILENAME = "code.py"
-_SOURCE = "from loopwright.sdk.snippet import main\n"
 _DEFAULTS = Limits(memory_mb=32, cpu_seconds=5.0, seconds=10.0, max_output_bytes=64 << 10)
 _DENIED = PermissionDenied("generated code may ask nothing of its host: no model, no network, no state")
 
@@ -32,12 +31,11 @@ _DENIED = PermissionDenied("generated code may ask nothing of its host: no model
 class NestedCode:
     """The code of one run. What runs at once shares the run's own limits: its memory, its CPU time, its children."""
 
-    def __init__(self, sandbox: Sandbox | None, limits: Limits) -> None:
+    def __init__(self, sandbox: Sandbox | None, budget: Budget) -> None:
         self._sandbox = sandbox
-        self._limits = limits
-        self._memory_left_mb = limits.memory_mb
-        self._cpu_left_s = limits.cpu_seconds
-        self._num_live = 0
+        self._budget = budget
+        self._limits = budget.limits
+        self._live: set[Budget] = set()  # one for each piece
 
     async def run(self, call: RunCode) -> dict[str, Any]:
         """What the call completes with. Raises LimitExceeded for limits beyond what the run has left, Unavailable where
@@ -48,26 +46,24 @@ class NestedCode:
                 hint="code that a model wrote is never executed outside it",
             )
         limits = self._limits_of(call)
-        self._take(limits)
-        started_s = time.monotonic()
+        self._check(limits)
+        self._budget.take_memory(limits.memory_mb)
+        piece = Budget(limits, self._budget)
+        self._live.add(piece)
         try:
-            return await self._execute(self._sandbox, call, limits)
+            return await self._execute(self._sandbox, call, piece)
         finally:
-            self._num_live -= 1
-            self._memory_left_mb += limits.memory_mb
-            # It computed for no longer than it was there.
-            self._cpu_left_s += max(0.0, limits.cpu_seconds - (time.monotonic() - started_s))
+            self._live.remove(piece)
+            self._budget.give_memory(limits.memory_mb)
 
     def check_integrity(self) -> None:
-        """What no code holds is there."""
-        assert self._num_live >= 0
-        assert self._num_live or self._memory_left_mb == self._limits.memory_mb
-        assert self._cpu_left_s <= self._limits.cpu_seconds
+        """No piece is left when its program is over."""
+        assert not self._live
 
     def _limits_of(self, call: RunCode) -> Limits:
         left = {
-            "memory_mb": self._memory_left_mb,
-            "cpu_seconds": self._cpu_left_s,
+            "memory_mb": self._limits.memory_mb - sum(piece.limits.memory_mb for piece in self._live),
+            "cpu_seconds": max(0.0, self._budget.cpu_left_s - sum(piece.cpu_left_s for piece in self._live)),
             "seconds": self._limits.seconds,
             "max_output_bytes": self._limits.max_output_bytes,
         }
@@ -84,7 +80,7 @@ class NestedCode:
             taken[name] = asked if asked is not None else min(getattr(_DEFAULTS, name), most)
         return msgspec.structs.replace(_DEFAULTS, **taken, max_message_bytes=self._limits.max_message_bytes)
 
-    def _take(self, limits: Limits) -> None:
+    def _check(self, limits: Limits) -> None:
         if limits.memory_mb < 1 or limits.cpu_seconds <= 0:
             name = "memory_mb" if limits.memory_mb < 1 else "cpu_seconds"
             raise LimitExceeded(
@@ -92,21 +88,19 @@ class NestedCode:
                 hint=f"raise {name} in the program's limits, or give each piece of code less",
                 field=name,
             )
-        if self._num_live >= self._limits.max_children:
+        if len(self._live) >= self._limits.max_children:
             raise LimitExceeded(
-                f"sandbox.run: {self._num_live} pieces of code are running; the limit is {self._limits.max_children}",
+                f"sandbox.run: {len(self._live)} pieces of code are running; the limit is {self._limits.max_children}",
                 hint="raise max_children in the program's limits, or wait for some",
                 field="max_children",
             )
-        self._num_live += 1
-        self._memory_left_mb -= limits.memory_mb
-        self._cpu_left_s -= limits.cpu_seconds
 
-    async def _execute(self, sandbox: Sandbox, call: RunCode, limits: Limits) -> dict[str, Any]:
+    async def _execute(self, sandbox: Sandbox, call: RunCode, piece: Budget) -> dict[str, Any]:
+        limits = piece.limits
         guest = _Denier(limits.max_output_bytes)
-        arguments = json.dumps({"code": call.code, "inputs": call.inputs})
+        running = sandbox.run(call.code, FILENAME, json.dumps(call.inputs), guest, limits, piece, "snippet")
         try:
-            result = await _in_time(sandbox.run(_SOURCE, FILENAME, arguments, guest, limits), limits)
+            result = await _in_time(running, limits)
             return {"result": msgspec.Raw(result.encode()), "stdout": guest.output(), "error": None}
         except (Overloaded, Unavailable):
             raise  # not the code's doing

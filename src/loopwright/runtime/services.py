@@ -22,9 +22,9 @@ from loopwright.core.host_calls import (
 )
 from loopwright.core.outside_calls import CallTool, HttpClose, HttpOpen, HttpRead, HttpRequest, ListTools
 from loopwright.runtime import facts
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.nested_code import NestedCode
 from loopwright.runtime.permissions import Permissions
@@ -57,7 +57,7 @@ class Services:
 
     @asynccontextmanager
     async def open(
-        self, run: facts.RunFacts, permissions: Permissions, limits: Limits, mailbox: Mailbox, events: EventLog
+        self, run: facts.RunFacts, permissions: Permissions, budget: Budget, mailbox: Mailbox, events: EventLog
     ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
@@ -71,13 +71,13 @@ class Services:
             model = self._models.find(name_of("" if isinstance(call, Models) else call.model)).text
             return facts.answer(call, run, model, self._models.infos())
 
-        code = NestedCode(self._code_sandbox, limits)
+        code = NestedCode(self._code_sandbox, budget)
 
         def tell(use: ToolUse) -> None:
             events.tool(use.name, use.arguments, use.duration_s, use.outcome)
 
         async with (
-            self.shared.open(run.run_id, permissions, limits, mailbox) as shared,
+            self.shared.open(run.run_id, permissions, budget.limits, mailbox) as shared,
             self._egress.open(permissions) as way_out,
         ):
             yield {

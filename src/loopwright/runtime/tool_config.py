@@ -16,6 +16,7 @@ from loopwright.core.errors import BadRequest
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=600)]
+Secrets: TypeAlias = Annotated[dict[str, str], Meta(extra={"secret": True})]
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -27,7 +28,7 @@ class HttpToolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
-    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    headers: Secrets = msgspec.field(default_factory=dict)
     timeout_s: Timeout = 30.0
 
 
@@ -36,9 +37,9 @@ class McpServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Its tools are named `server.tool`."""
 
     command: tuple[str, ...] = ()
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: Secrets = msgspec.field(default_factory=dict)
     url: str = ""
-    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    headers: Secrets = msgspec.field(default_factory=dict)
     timeout_s: Timeout = 60.0
 
     def __post_init__(self) -> None:
@@ -51,8 +52,12 @@ class McpServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToolsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The table `tools`, by name."""
 
-    http: dict[Name, HttpToolConfig] = msgspec.field(default_factory=dict)
-    mcp: dict[Name, McpServerConfig] = msgspec.field(default_factory=dict)
+    http: Annotated[
+        dict[Name, HttpToolConfig], Meta(description="tools that are one HTTP exchange each, by name: see outside.md")
+    ] = msgspec.field(default_factory=dict)
+    mcp: Annotated[
+        dict[Name, McpServerConfig], Meta(description="MCP servers, whose tools programs may call: see outside.md")
+    ] = msgspec.field(default_factory=dict)
 
 
 def with_environment(values: Mapping[str, str], place: str, secrets: set[str]) -> dict[str, str]:

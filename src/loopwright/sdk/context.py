@@ -79,6 +79,23 @@ class Context:
         """Adds a message of any role that the template knows."""
         self._log.append({"role": role, "content": content})
 
+    async def place(
+        self, content: str | Sequence[int], *, sees: Iterable[Span | range] | None = None
+    ) -> tuple[int, int]:
+        """Appends text or ids now and returns their span; nothing runs yet.
+
+        With `sees`, they and all that follows them see those spans alone of what stands before: parts of one text that
+        do not know of each other, or only of some. Every part keeps the view that it was placed under."""
+        with self._turnstile:
+            await self._prepare(opens_turn=False)
+            if sees is not None:
+                hidden = minus(((0, len(self._log)),), self._checked(sees))
+                await self._kv.look(replace(self._kv.views.current, hidden=hidden), ahead=True)
+            start = len(self._log)
+            self._log.append(content if isinstance(content, str) else list(content))
+            await self._prepare(opens_turn=False)
+            return start, len(self._log)
+
     def tool_result(self, call: ToolCall, value: Any) -> None:  # noqa: ANN401 (JSON)
         """Adds what a call came to, as a message of the role `tool`: a string as it is, anything else as JSON."""
         content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -37,7 +37,7 @@ class ContextKv:
         await self.slide()
         end = len(self._log)
         needed = self._needed_to_ask()
-        if size_of(needed) > MAX_TOKENS_AT_ONCE and not self.views.is_plain:
+        if size_of(needed) > MAX_TOKENS_AT_ONCE and self.views.has_window:
             needed = await self._up_to_last(needed)
         run = spans_of([*needed, (end, end + len(drafts))])
         if proposes:
@@ -68,9 +68,9 @@ class ContextKv:
             return run
         return await self._up_to_last(run)
 
-    async def look(self, view: View) -> None:
-        """Changes the view, and drops what nobody sees any more."""
-        views = self.views.changed(view, len(self._log))
+    async def look(self, view: View, *, ahead: bool = False) -> None:
+        """Changes the view, from the last token on or, `ahead`, from the next; drops what nobody sees any more."""
+        views = self.views.changed(view, len(self._log) if ahead else max(len(self._log) - 1, 0))
         await self.pages.keep(views.asked_by(len(self._log)))
         self.views = views
 
@@ -119,9 +119,9 @@ class ContextKv:
         return last
 
     async def _forward(self, run: Spans) -> None:
-        """Runs tokens. Where not everything is seen, in portions: what no later one sees is dropped in between."""
+        """Runs tokens, under a window in portions: what no later one sees is dropped in between."""
         while run:
-            now, run = (run, ()) if self.views.is_plain else split(run, MAX_TOKENS_AT_ONCE)
+            now, run = split(run, MAX_TOKENS_AT_ONCE) if self.views.has_window else (run, ())
             mask = self.views.mask(self.pages.layout, now)
             await self.pages.forward(self._log.tokens, now, mask=mask)
             if run:
@@ -136,5 +136,7 @@ class ContextKv:
             raise LoopwrightError(
                 f"the last token, {last}, is hidden, and it is the one to ask: append something first"
             )
+        if self.views.is_ahead(len(self._log)):
+            raise LoopwrightError("nothing follows the tokens that the view was chosen after: append something first")
         self.pages.cut_last(last)
         return self.views.missing(((last, last + 1),), self.pages.cached)

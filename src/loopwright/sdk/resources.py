@@ -88,12 +88,19 @@ class Queue:
         *,
         positions: Sequence[int],
         tokens: Sequence[int] = (),
+        note: str = "",
         persistent: bool = False,
     ) -> Answer:
         """Lends pages that hold the KV of tokens at `positions` to other runs, until this run ends or they are
-        unexported; if `persistent`, until they are unexported."""
+        unexported; if `persistent`, until they are unexported. `note` goes to who imports."""
         return self.issue(
-            "export_pages", name=name, pages=pages, positions=positions, tokens=tokens, persistent=persistent
+            "export_pages",
+            name=name,
+            pages=pages,
+            positions=positions,
+            tokens=tokens,
+            note=note,
+            persistent=persistent,
         )
 
     def unexport_pages(self, name: str) -> Answer:
@@ -101,8 +108,8 @@ class Queue:
         return self.issue("unexport_pages", name=name)
 
     def import_pages(self, name: str, pages: Sequence[int]) -> Answer:
-        """Binds `pages` to what is exported: {kv_len, num_pages, positions, tokens}. They can be read and shared; to
-        write on, copy the partly filled tail."""
+        """Binds `pages` to what is exported: {kv_len, num_pages, positions, tokens, note}. They can be read and
+        shared; to write on, copy the partly filled tail."""
         return self.issue("import_pages", name=name, pages=pages)
 
     def copy_page(

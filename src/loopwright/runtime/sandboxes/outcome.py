@@ -89,12 +89,3 @@ def out_of_memory(limits: Limits, traceback: str = "") -> LimitExceeded:
         field="memory_mb",
         traceback=traceback,
     )
-
-
-def out_of_cpu(limits: Limits, used_s: float) -> LimitExceeded:
-    """The run reached its limit of time spent inside the sandbox."""
-    return LimitExceeded(
-        f"the program computed for {used_s:.1f} s; its limit is {limits.cpu_seconds:g} s",
-        hint=raise_hint("cpu_seconds", limits.cpu_seconds, "compute less"),
-        field="cpu_seconds",
-    )

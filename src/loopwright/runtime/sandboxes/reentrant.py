@@ -19,14 +19,17 @@ from wasmtime import Store, WasmtimeError
 from wasmtime.component import Instance, Linker
 
 from loopwright.core.errors import InternalError, Overloaded, ProgramError
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
-from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandbox import Form, Guest
+from loopwright.runtime.sandboxes.code_cache import CodeCache
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.runtime.sandboxes.private_files import CHECK_S, PrivateFiles
 from loopwright.runtime.sandboxes.waiting import next_events
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
     HOST_INTERFACE,
+    NOT_THE_PROGRAMS,
     blocked_functions,
     load_compiled,
     new_engine,
@@ -39,6 +42,7 @@ T = TypeVar("T")
 
 MAX_THREADS = 1024
 MAX_IDLE_SLOTS = 16
+CHARGE_S = 0.05  # how long a turn takes at most before it is charged: others may use up the same budget
 
 
 class ReentrantSandbox:
@@ -52,15 +56,28 @@ class ReentrantSandbox:
         self._compiled = compiled
         self._idle: list[Slot] = []
         self._num_live = 0
+        self._codes = CodeCache()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="loopwright-guest")
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
+    ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         slot = self._idle.pop() if self._idle else Slot(self._compiled)
         self._num_live += 1
         try:
-            slot.open(guest, limits)
-            return await self._drive(slot, (source, filename, arguments), guest, limits)
+            code, keep = self._codes.find(form, source, filename)
+            slot.open(guest, limits, None if code else keep)
+            return await self._drive(
+                slot, (form, source, filename, arguments, code), guest, limits, budget or Budget(limits)
+            )
         finally:
             slot.close()
             self._num_live -= 1
@@ -81,14 +98,12 @@ class ReentrantSandbox:
         """Asserts that what is idle belongs to no run."""
         assert self._num_live >= 0
         assert not any(slot.is_open for slot in self._idle)
+        self._codes.check_integrity()
 
-    async def _drive(self, slot: "Slot", program: tuple[str, ...], guest: Guest, limits: Limits) -> str:
-        used_s = 0.0
+    async def _drive(self, slot: "Slot", program: tuple[str, ...], guest: Guest, limits: Limits, budget: Budget) -> str:
         name, arguments = "start", program
         while True:
-            status, turn_s = await self._turn(slot, name, arguments, limits, limits.cpu_seconds - used_s)
-            used_s += turn_s
-            match status:
+            match await self._turn(slot, name, arguments, budget):
                 case ["wait", (None | int() | float()) as timeout_s]:
                     name, arguments = "resume", (await next_events(guest, timeout_s, slot.files),)
                 case ["ok", str() as result]:
@@ -98,39 +113,32 @@ class ReentrantSandbox:
                 case _:
                     raise ProgramError("the program's runner answered something that is not in its contract")
 
-    async def _turn(
-        self, slot: "Slot", name: str, arguments: tuple[str, ...], limits: Limits, left_s: float
-    ) -> tuple[object, float]:
-        """One entry into the guest: what it said, and how long it took. Ends the guest when it takes too long."""
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+    async def _turn(self, slot: "Slot", name: str, arguments: tuple[str, ...], budget: Budget) -> object:
+        """One entry into the guest: what it said. Ends the guest when it takes too long."""
         slot.arm()
-        turn = loop.run_in_executor(self._threads, slot.call, name, arguments)
+        turn = asyncio.get_running_loop().run_in_executor(self._threads, slot.call, name, arguments)
         try:
-            await _wait_for(turn, max(left_s, 0), slot.files)
-            is_late = not turn.done()
+            await _wait_for(turn, budget, slot.files)
         finally:
             await _finish(slot, turn)
-        if is_late:
-            turn.exception()  # it trapped
-            raise out_of_cpu(limits, limits.cpu_seconds - left_s + loop.time() - started_s)
         try:
-            return msgspec.json.decode(turn.result()), loop.time() - started_s
+            return msgspec.json.decode(turn.result())
         except WasmtimeError as trap:
             raise slot.fault_or(ProgramError(trap_message(trap))) from None
         except (msgspec.DecodeError, RecursionError):
-            return None, 0.0
+            return None
 
 
-async def _wait_for(turn: "asyncio.Future[str]", left_s: float, files: PrivateFiles | None) -> None:
-    """Until the turn is done, or the time is over. Measures meanwhile what it writes. Raises LimitExceeded."""
-    if files is None:
-        await asyncio.wait([turn], timeout=left_s)
-        return
-    end_s = time.monotonic() + left_s
-    while not turn.done() and (left_s := end_s - time.monotonic()) > 0:
-        await asyncio.wait([turn], timeout=min(left_s, CHECK_S))
-        files.check_when_due()
+async def _wait_for(turn: "asyncio.Future[str]", budget: Budget, files: PrivateFiles | None) -> None:
+    """Until the turn is done. Charges meanwhile what it takes, and measures what it writes. Raises LimitExceeded."""
+    charged_s = time.monotonic()
+    while not turn.done():
+        longest_s = CHARGE_S if files is None else CHECK_S
+        await asyncio.wait([turn], timeout=min(budget.cpu_left_s, longest_s))
+        charged_s, before_s = time.monotonic(), charged_s
+        budget.charge_cpu(charged_s - before_s)
+        if files is not None:
+            files.check_when_due()
 
 
 async def _finish(slot: "Slot", turn: "asyncio.Future[str]") -> None:
@@ -155,6 +163,7 @@ class Slot:
         self._store: Store | None = None
         self._instance: Instance | None = None
         self._guest: Guest | None = None
+        self._keep_code: Callable[[str], None] | None = None  # takes what the guest compiled, once
         self._fault: Exception | None = None
         self._is_interrupted = Event()
 
@@ -162,10 +171,10 @@ class Slot:
     def is_open(self) -> bool:
         return self._store is not None
 
-    def open(self, guest: Guest, limits: Limits) -> None:
-        """Makes the instance for a run. On the event loop's thread. Raises Overloaded."""
+    def open(self, guest: Guest, limits: Limits, keep: Callable[[str], None] | None) -> None:
+        """Makes the instance for a run. On the event loop's thread. Raises Overloaded. `keep` as for a fiber."""
         self._loop = asyncio.get_running_loop()
-        self._guest, self._fault = guest, None
+        self._guest, self._fault, self._keep_code = guest, None, keep
         self._is_interrupted.clear()
         try:
             self.files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
@@ -193,7 +202,7 @@ class Slot:
             self._store.close()
         if self.files is not None:
             self.files.remove()
-        self._store = self._instance = self._guest = self.files = None
+        self._store = self._instance = self._guest = self._keep_code = self.files = None
 
     def arm(self) -> None:
         """Called before each turn: from now on `interrupt` ends it, even before it begins."""
@@ -232,6 +241,7 @@ class Slot:
                 host.add_func(
                     "log", lambda _store, name, line: self._on_loop(lambda guest: guest.log(name, line), None)
                 )
+                host.add_func("keep", self._keep)
                 host.add_func("wait", self._sleep)
         return linker
 
@@ -253,6 +263,12 @@ class Slot:
         except Exception as error:  # noqa: BLE001 (only a WasmtimeError may cross wasmtime's threads)
             self._fault = error
             raise WasmtimeError("the host failed in a call of the guest") from None
+
+    def _keep(self, _store: object, code: str) -> None:
+        keep, self._keep_code = self._keep_code, None
+        if keep is None:
+            raise WasmtimeError(NOT_THE_PROGRAMS)
+        self._on_loop(lambda _: keep(code), None)
 
     def _sleep(self, _store: object, timeout_ms: int) -> str:
         """Holds up this program's thread alone; events come with the next turn."""

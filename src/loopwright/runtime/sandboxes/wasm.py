@@ -14,12 +14,14 @@ from typing import Literal, TypeAlias
 from wasmtime import Engine, WasmtimeError
 
 from loopwright.core.errors import Overloaded, ProgramError, Unavailable
+from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
-from loopwright.runtime.sandboxes import fibers
+from loopwright.runtime.sandbox import Form, Guest
+from loopwright.runtime.sandboxes import fiber_check
+from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
 from loopwright.runtime.sandboxes.instance_pool import InstancePool
-from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest, out_of_cpu
+from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.runtime.sandboxes.private_files import PrivateFiles
 from loopwright.runtime.sandboxes.reentrant import ReentrantSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles
@@ -41,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def open_wasm_sandbox(files: RunnerFiles, backend: Backend = "auto") -> "WasmSandbox | ReentrantSandbox":
     """The sandbox with the back-end of that name; "auto" takes fibers where they can run. Raises Unavailable."""
-    reason = None if backend == "reentrant" else fibers.why_not(new_engine())
+    reason = None if backend == "reentrant" else fiber_check.why_not(new_engine())
     if backend == "fiber" and reason is not None:
         raise Unavailable(f"the fiber back-end cannot run: {reason}", hint='set sandbox.backend = "reentrant"')
     if backend == "fiber" or (backend == "auto" and reason is None):
@@ -61,15 +63,27 @@ class WasmSandbox:
         engine = new_engine()
         self._host = FiberHost(engine, load_compiled(engine, compiled))
         self._pool = InstancePool(self._host.instantiate, self._warm, max_parked)
+        self._codes = CodeCache()
         self._ticker = _Ticker(engine)
         self._num_live = 0
 
-    async def run(self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits) -> str:
+    async def run(
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
+    ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
-        fiber = self._host.start(self._take(limits), guest, (source, filename, arguments))
+        code, keep = self._codes.find(form, source, filename)
+        texts = (form, source, filename, arguments, code)
+        fiber = self._host.start(self._take(limits), guest, texts, None if code else keep)
         self._num_live += 1
         try:
-            await _drive(fiber, limits)
+            await _drive(fiber, budget or Budget(limits))
             return _result(fiber, limits)
         finally:
             self._num_live -= 1
@@ -90,10 +104,12 @@ class WasmSandbox:
         """Asserts what always holds of the fibers and of the pool of instances."""
         self._host.check_integrity()
         self._pool.check_integrity()
+        self._codes.check_integrity()
 
     def _warm(self, instance: ParkedInstance) -> ParkedInstance:
         """The instance, after an empty program. Safe on any thread."""
-        fiber = self._host.start(instance, _Nobody(), (_EMPTY_PROGRAM, "empty.py", "{}"))
+        empty = ("program", _EMPTY_PROGRAM, "empty.py", "{}", "")
+        fiber = self._host.start(instance, _Nobody(), empty, lambda _: None)
         while not fiber.poll():
             assert fiber.waits_ms is None
         return fiber.drop()
@@ -111,18 +127,15 @@ class WasmSandbox:
         return parked
 
 
-async def _drive(fiber: Fiber, limits: Limits) -> None:
+async def _drive(fiber: Fiber, budget: Budget) -> None:
     """Polls the fiber until it has returned. Raises LimitExceeded when it has computed too long."""
-    used_s = 0.0
     while True:
         started_s = time.thread_time()
         has_returned = fiber.poll()
         slice_s = time.thread_time() - started_s
-        used_s += slice_s
+        budget.charge_cpu(slice_s)
         if has_returned:
             return
-        if used_s > limits.cpu_seconds:
-            raise out_of_cpu(limits, used_s)
         if fiber.files is not None:
             fiber.files.check_when_due()
         if fiber.waits_ms is not None:
