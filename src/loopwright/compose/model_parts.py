@@ -111,7 +111,13 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
 
 def _load_executor(path: Path, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None") -> "TorchExecutor":
     executor = import_engine().create_executor(
-        path, num_blocks=config.num_blocks, num_slots=config.num_slots, num_threads=num_threads, ahead=ahead
+        path,
+        num_blocks=config.num_blocks,
+        num_slots=config.num_slots,
+        num_threads=num_threads,
+        dtype=config.dtype,
+        instructions=None if config.instructions == "auto" else config.instructions,
+        ahead=ahead,
     )
     return cast("TorchExecutor", executor)
 
@@ -130,7 +136,8 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,
         weights_sha256=files.sha256,
+        exactness=executor.exactness,
         license=files.license,
         description=files.description,
-        version=f"{executor.quantization}-{files.sha256[:12]}",
+        version=f"{executor.quantization}-{executor.dtype}-{files.sha256[:12]}",
     )

@@ -12,7 +12,8 @@ constexpr int kTileQueries = 12;  // query heads that read the same keys togethe
 // One KV head's part of one layer's cache.
 //   keys    [num_blocks][num_kv_heads][head_dim / 2][16 places][2]: a pair of one place is a lane, so scores of a
 //           block come out as a vector
-//   values  [num_blocks][num_kv_heads][16 places][head_dim]
+//   values  [num_blocks][num_kv_heads][8 pairs of places][head_dim][2]: always finite. A token whose values are not gets
+//           keys of NaN in their place: who sees it gets NaN, and who does not adds 0 · 0
 //   positions [num_blocks · 16]: of the tokens whose KV the places hold
 struct HeadCache {
     const bf16 *keys, *values;
@@ -71,21 +72,18 @@ static inline Floats hide(Floats scores, const Query& query, const HeadCache& ca
     return scores;
 }
 
-// sums[q][v] += weight · value over the places of a block. A place of weight 0 is not read: what it holds, NaN even,
-// is none of this query's business.
+// sums[q] += weights · values of a block, weights of two places at a time.
 template <int Q, int V>
-static inline void add_values(const bf16* values, int head_dim, int num_places, const float* const* weights,
-                              float* const* sums) {
+static inline void add_values(const bf16* values, int head_dim, const bf16* const* weights, float* const* sums) {
     Floats mine[Q][V];
     for (int q = 0; q < Q; q++)
         for (int v = 0; v < V; v++) mine[q][v] = load(sums[q] + v * kLanes);
-    for (int place = 0; place < num_places; place++) {
-        Floats row[V];
-        for (int v = 0; v < V; v++) row[v] = load_bf16(values + (size_t)place * head_dim + v * kLanes);
+    for (int pair = 0; pair < kBlock / 2; pair++) {
+        Words row[V];
+        for (int v = 0; v < V; v++) row[v] = load_words(values + ((size_t)pair * head_dim + v * kLanes) * 2);
         for (int q = 0; q < Q; q++) {
-            float weight = weights[q][place];
-            if (weight == 0) continue;
-            for (int v = 0; v < V; v++) mine[q][v] += weight * row[v];
+            Words both = all_words(word_at(weights[q] + 2 * pair));
+            for (int v = 0; v < V; v++) mine[q][v] = dot_pairs(mine[q][v], row[v], both);
         }
     }
     for (int q = 0; q < Q; q++)
@@ -93,23 +91,24 @@ static inline void add_values(const bf16* values, int head_dim, int num_places, 
 }
 
 template <int V>
-static inline void add_values(const bf16* values, int head_dim, int num_places, int count, const float* const* weights,
+static inline void add_values(const bf16* values, int head_dim, int count, const bf16* const* weights,
                               float* const* sums) {
     switch (count) {
-        case 1: return add_values<1, V>(values, head_dim, num_places, weights, sums);
-        case 2: return add_values<2, V>(values, head_dim, num_places, weights, sums);
-        case 3: return add_values<3, V>(values, head_dim, num_places, weights, sums);
-        case 4: return add_values<4, V>(values, head_dim, num_places, weights, sums);
-        case 5: return add_values<5, V>(values, head_dim, num_places, weights, sums);
-        default: return add_values<6, V>(values, head_dim, num_places, weights, sums);
+        case 1: return add_values<1, V>(values, head_dim, weights, sums);
+        case 2: return add_values<2, V>(values, head_dim, weights, sums);
+        case 3: return add_values<3, V>(values, head_dim, weights, sums);
+        case 4: return add_values<4, V>(values, head_dim, weights, sums);
+        case 5: return add_values<5, V>(values, head_dim, weights, sums);
+        default: return add_values<6, V>(values, head_dim, weights, sums);
     }
 }
 
 // Part `part` of `blocks` for `count` ≤ 12 queries. Of query q: `sums[q]` [head_dim] is Σ e^(score - top) · value,
-// `tops[q]` the highest score (-infinity: nothing seen), `totals[q]` Σ e^(score - top).
+// `tops[q]` the highest score (-infinity: nothing seen), `totals[q]` Σ e^(score - top), all with weights in bf16.
 static inline void attend_part(const HeadCache& cache, const int32_t* blocks, int part, const Query* queries, int count,
                                int window, float scale, float* const* sums, float* tops, float* totals) {
     alignas(64) float scores[kTileQueries][kPart];
+    alignas(64) bf16 shares[kTileQueries][kPart];
     int end = 0;  // places that any query may see, from the part's first
     for (int q = 0; q < count; q++) end = queries[q].own_place + 1 > end ? queries[q].own_place + 1 : end;
     int first = part * (kPart / kBlock), last = (end + kBlock - 1) / kBlock;
@@ -132,9 +131,9 @@ static inline void attend_part(const HeadCache& cache, const int32_t* blocks, in
         Floats total = {};
         for (int i = 0; i < num_blocks; i++) {
             Floats seen = load(&scores[q][i * kBlock]);
-            Floats weight = top == -INFINITY ? Floats{} : exp_of(seen - top);
-            total += weight;
-            store(&scores[q][i * kBlock], weight);
+            Halves weight = narrow(top == -INFINITY ? Floats{} : exp_of(seen - top));
+            total += widen(weight);
+            *(HalvesAt*)&shares[q][i * kBlock] = weight;
         }
         tops[q] = top;
         totals[q] = sum_of(total);
@@ -145,17 +144,16 @@ static inline void attend_part(const HeadCache& cache, const int32_t* blocks, in
         for (int start = 0; start < count; start += 6) {
             int num = count - start < 6 ? count - start : 6;
             for (int i = 0; i < num_blocks; i++) {
-                const bf16* values = cache.block_values(blocks[first + i]) + column;
-                int places = end - (first + i) * kBlock < kBlock ? end - (first + i) * kBlock : kBlock;
-                const float* weights[6];
+                const bf16* values = cache.block_values(blocks[first + i]) + 2 * column;
+                const bf16* weights[6];
                 float* targets[6];
                 for (int q = 0; q < num; q++) {
-                    weights[q] = &scores[start + q][i * kBlock];
+                    weights[q] = &shares[start + q][i * kBlock];
                     targets[q] = sums[start + q] + column;
                 }
-                if (width == 64) add_values<4>(values, cache.head_dim, places, num, weights, targets);
-                else if (width == 32) add_values<2>(values, cache.head_dim, places, num, weights, targets);
-                else add_values<1>(values, cache.head_dim, places, num, weights, targets);
+                if (width == 64) add_values<4>(values, cache.head_dim, num, weights, targets);
+                else if (width == 32) add_values<2>(values, cache.head_dim, num, weights, targets);
+                else add_values<1>(values, cache.head_dim, num, weights, targets);
             }
         }
         column += width;

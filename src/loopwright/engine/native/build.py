@@ -46,12 +46,16 @@ def load_kernels(cache_dir: Path, instructions: InstructionSet | None = None) ->
 
     Raises Unavailable, which says why there are none, and BadRequest for instructions that the processor lacks."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise Unavailable(f"the native kernels are for Linux on x86-64; this is {platform.system()} on {platform.machine()}")
+        raise Unavailable(
+            f"the native kernels are for Linux on x86-64; this is {platform.system()} on {platform.machine()}"
+        )
     known = processor_sets()
     if not known:
         raise Unavailable("the processor has none of the instruction sets " + ", ".join(INSTRUCTION_SETS))
     if instructions is not None and instructions not in known:
-        raise BadRequest(f"the processor has {', '.join(known)}; {instructions!r} is not among them", field="instructions")
+        raise BadRequest(
+            f"the processor has {', '.join(known)}; {instructions!r} is not among them", field="instructions"
+        )
     return _load(cache_dir, instructions or known[0])
 
 
@@ -62,7 +66,9 @@ def processor_sets() -> tuple[InstructionSet, ...]:
     except OSError:
         return ()
     flags = next((set(line.split(":", 1)[1].split()) for line in text.splitlines() if line.startswith("flags")), set())
-    return tuple(one for one in INSTRUCTION_SETS if all(_CPUINFO_NAMES.get(flag, flag) in flags for flag in _FLAGS[one]))
+    return tuple(
+        one for one in INSTRUCTION_SETS if all(_CPUINFO_NAMES.get(flag, flag) in flags for flag in _FLAGS[one])
+    )
 
 
 @cache
@@ -82,7 +88,9 @@ def _build(cache_dir: Path, instructions: InstructionSet) -> tuple[Path, str]:
             hint="install g++, or a wheel for Linux x86-64; until then torch computes",
         )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\0".join([version, instructions, *((_SOURCES / name).read_text() for name in _FILES)]).encode())
+    digest = hashlib.sha256(
+        "\0".join([version, instructions, *((_SOURCES / name).read_text() for name in _FILES)]).encode()
+    )
     target = cache_dir / "kernels" / f"{instructions}-{digest.hexdigest()[:16]}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +109,9 @@ def compile_kernels(compiler: str, instructions: InstructionSet, target: Path) -
     )
     if done.returncode != 0:
         draft.unlink()
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        )
         raise Unavailable(f"{compiler} could not compile the kernels for {instructions}: {lines[0]}")
     draft.rename(target)
 

@@ -5,6 +5,7 @@ The same operations as engine.kv_cache.KvCache, which has the float32 reference'
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,15 +15,15 @@ from loopwright.engine.loaded_model import ModelConfig, Rope
 
 
 class NativeKvCache:
-    """keys: a tensor a layer, bf16 [num_blocks, num_kv_heads, head_dim / 2, 16 places, 2]; values bf16
-    [num_blocks, num_kv_heads, 16 places, head_dim]; positions int32 [num_blocks · 16]. Zeros until written."""
+    """A tensor a layer, bf16: keys [num_blocks, num_kv_heads, head_dim / 2, 16 places, 2], values [num_blocks,
+    num_kv_heads, 8 pairs of places, head_dim, 2]; positions int32 [num_blocks · 16]. Zeros until written."""
 
     def __init__(self, config: ModelConfig, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         heads, dim = config.num_kv_heads, config.head_dim
         layers = range(config.num_layers)
         self.keys = [_untouched_zeros(num_blocks, heads, dim // 2, BLOCK_SIZE, 2) for _ in layers]
-        self.values = [_untouched_zeros(num_blocks, heads, BLOCK_SIZE, dim) for _ in layers]
+        self.values = [_untouched_zeros(num_blocks, heads, BLOCK_SIZE // 2, dim, 2) for _ in layers]
         self.positions = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.int32)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -34,7 +35,8 @@ class NativeKvCache:
         source, target = divmod_places(sources), divmod_places(targets)
         for keys, values in zip(self.keys, self.values, strict=True):
             keys[target[0], :, :, target[1]] = keys[source[0], :, :, source[1]]
-            values[target[0], :, target[1]] = values[source[0], :, source[1]]
+            pairs = values[source[0], :, source[1] // 2, :, source[1] % 2]
+            values[target[0], :, target[1] // 2, :, target[1] % 2] = pairs
 
     def shift(self, shift: KvShift, ropes: Sequence[Rope], max_context: int) -> None:
         """As KvCache.shift; the turn is computed in float32 and the turned key rounded to bf16 once more."""
@@ -56,6 +58,4 @@ def divmod_places(places: Tensor) -> tuple[Tensor, Tensor]:
 
 def _untouched_zeros(*shape: int) -> Tensor:
     """Zeros whose pages the system commits when they are first written."""
-    import numpy as np
-
     return torch.from_numpy(np.zeros(shape, np.int16)).view(torch.bfloat16)

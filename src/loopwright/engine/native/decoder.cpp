@@ -2,6 +2,7 @@
 //
 // Called by native/decoder.py through ctypes; the structs here are mirrored in native/structs.py. Tokens of any number
 // of rows lie one after the other; what a token is computed with is its own row's KV and nothing of another row.
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -105,6 +106,18 @@ void rotate(const float* head, const float* norm, float epsilon, const float* tu
     }
 }
 
+// Whether they still are after rounding to bf16. In bits, because compilers may skip arithmetic on what is not.
+bool are_finite(const float* vector, int size) {
+    Words found = {};
+    for (int i = 0; i < size; i += kLanes) {
+        Words exponents = (Words)widen(narrow(load(vector + i))) & 0x7f800000;
+        found |= (Words)(exponents == 0x7f800000);
+    }
+    for (int lane = 0; lane < kLanes; lane++)
+        if (found[lane]) return false;
+    return true;
+}
+
 // The outputs of a panel to their places in a vector of `width`; padding goes nowhere.
 void write_panel(float* vector, int panel, int width, Floats low, Floats high) {
     int left = width - panel * kPanel;
@@ -162,7 +175,7 @@ class StepRun {
     }
 
    private:
-    static constexpr int kPhases = 11;
+    static constexpr int kPhases = 12;
 
     void make_tiles() {
         int most = kTileQueries / shared_ > 0 ? kTileQueries / shared_ : 1;
@@ -257,16 +270,21 @@ class StepRun {
             bf16* to = queries_ + ((size_t)token * model_.num_heads + head) * dim;
             for (int i = 0; i < dim; i += kLanes) store_bf16(to + i, load(turned + i));
         }
-        bf16* keys = layer.keys + (size_t)(place / kBlock) * model_.num_kv_heads * kBlock * dim;
-        for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, keys += kBlock * dim) {
+        const size_t block = (size_t)(place / kBlock) * model_.num_kv_heads * kBlock * dim;
+        const float* values = heads + model_.num_kv_heads * dim;
+        for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, values += dim) {
             rotate(heads, layer.key_norm, model_.epsilon, turn, dim, 1, turned);
-            bf16 narrowed[kMaxHeadDim];
-            for (int i = 0; i < dim; i += kLanes) store_bf16(narrowed + i, load(turned + i));
-            for (int pair = 0; pair < dim / 2; pair++) memcpy(keys + (pair * kBlock + offset) * 2, narrowed + 2 * pair, 4);
+            if (!are_finite(values, dim)) std::fill(turned, turned + dim, NAN);
+            bf16 key[kMaxHeadDim], value[kMaxHeadDim];
+            for (int i = 0; i < dim; i += kLanes) {
+                store_bf16(key + i, load(turned + i));
+                store_bf16(value + i, turned[0] == turned[0] ? load(values + i) : Floats{});
+            }
+            bf16* keys_at = layer.keys + block + head * kBlock * dim + 2 * offset;
+            for (int pair = 0; pair < dim / 2; pair++) memcpy(keys_at + pair * 2 * kBlock, key + 2 * pair, 4);
+            bf16* values_at = layer.values + block + head * kBlock * dim + (offset / 2) * 2 * dim + offset % 2;
+            for (int i = 0; i < dim; i++) values_at[2 * i] = value[i];
         }
-        bf16* values = layer.values + ((size_t)(place / kBlock) * model_.num_kv_heads * kBlock + offset) * dim;
-        for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, values += kBlock * dim)
-            for (int i = 0; i < dim; i += kLanes) store_bf16(values + i, load(heads + i));
     }
 
     // Of query q of the model and part p of its context: sums_[(q · num_parts_ + p) · head_dim].

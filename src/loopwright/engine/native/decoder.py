@@ -5,7 +5,7 @@ Implements what the model runner asks of a model. `fits` says which models it ca
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,15 @@ class NativeDecoder:
     """Layers and head in C++; embedding and the final norm in torch. Never called from two threads at once."""
 
     def __init__(
-        self, model: LoadedModel, kernels: Kernels, cache: NativeKvCache, *, weight_type: WeightType, num_threads: int
+        self,
+        model: LoadedModel,
+        kernels: Kernels,
+        cache: NativeKvCache,
+        *,
+        weight_type: Callable[[str], WeightType],
+        num_threads: int,
     ) -> None:
+        """`weight_type` says how the weight of a name is kept."""
         config, weights = model.config, model.weights
         assert misfit(config) is None, misfit(config)
         self._library = kernels.library
@@ -54,7 +61,8 @@ class NativeDecoder:
         self._embedding = weights["embedding"].bfloat16()
         self._embedding_scale = config.hidden_size**0.5 if config.architecture == "gemma3" else 1.0
         self._final_norm = weights["final_norm"]
-        self._head = pack(weights["embedding" if config.is_head_tied else "head"], weight_type)
+        head = "embedding" if config.is_head_tied else "head"
+        self._head = pack(weights[head], weight_type(head))
         self._kept: list[PackedMatrix | Tensor] = []  # what the structs point to
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(model, index, cache, weight_type) for index in range(config.num_layers))
@@ -72,6 +80,12 @@ class NativeDecoder:
         self._cache = cache
         self._workspace = self._library.workspace_new(num_threads)
         weakref.finalize(self, self._library.workspace_free, self._workspace)
+
+    @property
+    def step_weight_bytes(self) -> int:
+        """Bytes of packed weights, all of which a step reads."""
+        matrices = [one for one in self._kept if isinstance(one, PackedMatrix)]
+        return sum(one.nbytes for one in (*matrices, self._head))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → [num_tokens, hidden_size]."""
@@ -94,15 +108,22 @@ class NativeDecoder:
         normalized = normalized.contiguous()
         logits = torch.empty(len(normalized), self._config.vocab_size)
         self._library.logits(
-            ctypes.addressof(self._head.struct), normalized.data_ptr(), len(normalized), logits.data_ptr(), self._workspace
+            ctypes.addressof(self._head.struct),
+            normalized.data_ptr(),
+            len(normalized),
+            logits.data_ptr(),
+            self._workspace,
         )
         return logits
 
-    def _layer(self, model: LoadedModel, index: int, cache: NativeKvCache, kind: WeightType) -> structs.Layer:
+    def _layer(
+        self, model: LoadedModel, index: int, cache: NativeKvCache, kind: Callable[[str], WeightType]
+    ) -> structs.Layer:
         weights, prefix, rope = model.weights, f"layers.{index}.", model.ropes[index]
 
         def matrix(name: str, weight: Tensor | None = None) -> structs.Matrix:
-            packed = pack(weights[prefix + name] if weight is None else weight, kind, weights.get(f"{prefix}{name}_bias"))
+            stored = weights[prefix + name] if weight is None else weight
+            packed = pack(stored, kind(prefix + name), weights.get(f"{prefix}{name}_bias"))
             self._kept.append(packed)
             return packed.struct
 
@@ -139,7 +160,9 @@ class _Plan:
         lengths = np.array([row.num_tokens for row in rows], np.int32)
         row_of = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
         first = np.cumsum(lengths) - lengths
-        own = np.arange(len(row_of), dtype=np.int32) - np.repeat(first - [row.kv_len for row in rows], lengths).astype(np.int32)
+        own = np.arange(len(row_of), dtype=np.int32) - np.repeat(first - [row.kv_len for row in rows], lengths).astype(
+            np.int32
+        )
         used = [row.block_ids[: (row.kv_len + row.num_tokens - 1) // BLOCK_SIZE + 1] for row in rows]
         block_starts = np.cumsum([0, *map(len, used)]).astype(np.int32)
         blocks = np.concatenate([np.asarray(one, np.int32) for one in used])

@@ -1,4 +1,4 @@
-"""Weights as the kernels want them: panels of 32 outputs, in bf16 or in levels of 8 or 4 bits. Never computes with them.
+"""Weights as the kernels want them: panels of 32 outputs, in bf16 or in levels of 8 or 4 bits. Never multiplies.
 
 Called when a model is loaded. The layouts are those that matrices.h documents.
 """
@@ -27,10 +27,10 @@ class PackedMatrix:
 
 
 def pack(weight: Tensor, kind: WeightType, bias: Tensor | None = None) -> PackedMatrix:
-    """Packs a float32 matrix [num_outputs, num_inputs]; levels are those of GGUF's Q8_0 and Q4_1, for groups of 32.
+    """Packs a float32 matrix [num_outputs, num_inputs]; levels are those of GGUF's Q8_0, Q4_1 or Q4_0, by 32.
 
-    A matrix that was stored as Q8_0 or Q4_1 (or Q4_0) gets its own levels and scales again: see `_levels`. What has no
-    whole groups stays bf16."""
+    A matrix that ggml's reference quantizer made gets its own levels and scales again, because each group of it uses
+    the levels that its scale was made from. What has no whole groups stays bf16."""
     num_outputs, num_inputs = weight.shape
     if num_inputs % GROUP:
         kind = "bf16"
@@ -42,8 +42,8 @@ def pack(weight: Tensor, kind: WeightType, bias: Tensor | None = None) -> Packed
         case "q8":
             levels, scales = _bytes(padded)
             weights = _panels(levels, 4)
-        case "q4":
-            levels, scales, offsets = _nibbles(padded)
+        case "q4" | "q4_0":
+            levels, scales, offsets = _nibbles(padded, is_centred=kind == "q4_0")
             weights = _panels(levels, 4)
     padded_bias = None if bias is None else _padded(bias[:, None], -num_outputs % PANEL)[:, 0].float().contiguous()
     tensors = {"weights": weights, "scales": scales, "offsets": offsets, "bias": padded_bias}
@@ -84,12 +84,17 @@ def _bytes(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (levels + 128).to(torch.uint8).view(len(weight), -1), _scales(scale)
 
 
-def _nibbles(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two levels a byte, inputs 0 … 3 of each 8 low and 4 … 7 high; scales and offsets."""
+def _nibbles(weight: Tensor, *, is_centred: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Two levels a byte, inputs 0 … 3 of each 8 low and 4 … 7 high; scales and offsets. Centred: the value that is
+    farthest from zero is level 0, and zero is level 8."""
     groups = weight.view(len(weight), -1, GROUP)
-    low, high = groups.amin(2), groups.amax(2)
-    offset = low.half()
-    scale = ((high - low) / 15).half()
+    if is_centred:
+        farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[:, :, 0]
+        scale = (farthest / -8).half()
+        offset = scale * -8
+    else:
+        low = groups.amin(2)
+        scale, offset = ((groups.amax(2) - low) / 15).half(), low.half()
     levels = _levels(groups, scale.float(), offset.float()[:, :, None]).clamp_(0, 15).to(torch.uint8)
     halves = levels.view(len(weight), -1, 2, 4)
     packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
@@ -98,5 +103,5 @@ def _nibbles(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _levels(groups: Tensor, scale: Tensor, offset: Tensor | float) -> Tensor:
     """(value - offset) / scale, to nearest. A group of zeros has scale 0 and levels 0."""
-    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    inverse = torch.where(scale != 0, 1 / scale, 0.0)
     return torch.round((groups - offset) * inverse[:, :, None])

@@ -4,8 +4,10 @@ import ctypes
 from ctypes import Structure, c_float, c_int32, c_void_p
 from typing import Any, ClassVar, Literal, TypeAlias
 
-WeightType: TypeAlias = Literal["bf16", "q8", "q4"]
-KINDS: dict[WeightType, int] = {"bf16": 0, "q8": 1, "q4": 2}
+WeightType: TypeAlias = Literal["bf16", "q8", "q4", "q4_0"]
+"""q4 has an offset for each group, as GGUF's Q4_1; q4_0 has that of Q4_0, eight levels below zero."""
+
+KINDS: dict[WeightType, int] = {"bf16": 0, "q8": 1, "q4": 2, "q4_0": 2}
 
 
 class Matrix(Structure):
@@ -38,7 +40,10 @@ class Model(Structure):
     """`Model` of decoder.cpp."""
 
     _fields_: ClassVar[list[tuple[str, Any]]] = [
-        *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")),
+        *(
+            (name, c_int32)
+            for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
+        ),
         ("is_gelu", c_int32),
         ("epsilon", c_float),
         ("query_scale", c_float),
@@ -55,6 +60,3 @@ class Step(Structure):
         *((name, c_void_p) for name in ("rows", "places", "own_places", "token_positions")),
         *((name, c_void_p) for name in ("blocks", "block_starts", "shown_starts", "shown")),
     ]
-
-
-
