@@ -71,6 +71,12 @@ def processor_sets() -> tuple[InstructionSet, ...]:
     )
 
 
+def find_compiler() -> str | None:
+    """$CXX, or the first C++ compiler that is installed."""
+    chosen = os.environ.get("CXX")
+    return next((one for one in ([chosen] if chosen else _COMPILERS) if shutil.which(one)), None)
+
+
 @cache
 def _load(cache_dir: Path, instructions: InstructionSet) -> Kernels:
     shipped = _SOURCES / f"kernels-{instructions}.so"
@@ -81,8 +87,8 @@ def _load(cache_dir: Path, instructions: InstructionSet) -> Kernels:
 
 
 def _build(cache_dir: Path, instructions: InstructionSet) -> tuple[Path, str]:
-    compiler = os.environ.get("CXX") or next((one for one in _COMPILERS if shutil.which(one)), None)
-    if compiler is None or shutil.which(compiler) is None:
+    compiler = find_compiler()
+    if compiler is None:
         raise Unavailable(
             f"there is no C++ compiler here ({', '.join(_COMPILERS)}) and no compiled kernels in the package",
             hint="install g++, or a wheel for Linux x86-64; until then torch computes",
