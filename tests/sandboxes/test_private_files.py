@@ -245,13 +245,32 @@ def test_what_cannot_be_measured_ends_the_run(folder: Path, monkeypatch: pytest.
     files = folders.new(1 << 20)
     (files.folder / "a").mkdir()
 
-    def no_more(*words: Any, **options: Any) -> int:
-        raise OSError(24, "Too many open files")
+    really_open = os.open
+
+    def no_more(path: Any, flags: int, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:
+            raise OSError(24, "Too many open files")
+        return really_open(path, flags)
 
     with monkeypatch.context() as patched:
         patched.setattr(private_files.os, "open", no_more)
         with pytest.raises(Unavailable, match="cannot be measured: Too many open files"):
             files.check()
+    folders.close()
+
+
+def test_deleting_needs_no_path_to_what_lies_deep(folder: Path) -> None:
+    folders = FileFolders()
+    files = folders.new(1 << 20)
+    inside = os.open(files.folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d" * 50, dir_fd=inside)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+        above, inside = inside, os.open("d" * 50, os.O_RDONLY, dir_fd=inside)
+        os.close(above)
+    os.close(inside)
+    files.remove()
+    assert not files.folder.exists()
     folders.close()
 
 
