@@ -176,8 +176,8 @@ class Controller:
         """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
-        for _, private in step.private:
-            private.page.written = 0  # its new block may be empty
+        for call, private in step.private:
+            self._resources.mark_empty(call, private.page)  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]

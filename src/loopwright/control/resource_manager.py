@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loopwright.control.audit import check_books
+from loopwright.control.bases import Base, Bases
 from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
@@ -76,7 +77,7 @@ class ResourceManager:
         assert run_id not in self._holdings, f"run {run_id} is open"
         pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
         embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant))
+        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant), Bases(pages, self.shape.block_size))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -122,7 +123,9 @@ class ResourceManager:
     def hold(self, call: OpenCall) -> None:
         """Keeps what the call touches until `release`."""
         holdings = self._holdings[call.run_id]
-        holdings.pages.hold(call.pages)
+        holdings.pages.hold(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.keep(call.base.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
         if isinstance(call.call, ExportPages | ImportPages):
@@ -141,7 +144,9 @@ class ResourceManager:
         if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
                 page.num_exchanging -= 1
-        holdings.pages.drop(call.pages)
+        holdings.pages.drop(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.end_keep(call.base.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
 
@@ -295,6 +300,12 @@ class ResourceManager:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
         for resource, bits in writes_of(call, self.shape.block_size):
             resource.written &= ~bits
+        self._holdings[call.run_id].bases.forget()
+
+    def mark_empty(self, call: OpenCall, page: Page) -> None:
+        """Notes that a page of the call may have nothing any more."""
+        page.written = 0
+        self._holdings[call.run_id].bases.forget()
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
@@ -370,7 +381,10 @@ class ResourceManager:
             feed.skip(num_cached * size)
         table.back(needed)
         self._make_writable(holdings, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
-        feed.block_ids.extend(page.id for page in needed if page.id is not None)
+        if isinstance(call.base, Base) and not num_held:
+            feed.block_ids += call.base.block_ids(table)
+            needed = needed[len(call.base) :]
+        feed.block_ids += [page.id for page in needed if page.id is not None]
         return True
 
     def _num_shared(self, pages: Sequence[Page]) -> int:
