@@ -307,6 +307,8 @@ class Controller:
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
             return
+        if feed.view is not None:
+            self._resources.slide(call)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:

@@ -197,7 +197,8 @@ def _set_pages(
 ) -> None:
     """`end` is one past the last KV place that the call may write."""
     first, last = call.kv_len // shape.block_size, -(-end // shape.block_size)
-    base = holdings.bases.find(call.pages, first)
+    slides = isinstance(call, Generate) and call.window is not None  # then its first pages leave one after the other
+    base = None if slides else holdings.bases.find(call.pages, first)
     if base is None:
         pages = holdings.pages.find_all(call.pages, "pages")
     else:
