@@ -302,6 +302,7 @@ class Crowd:
             watcher.run.session.close()
         for run, one, tokens, count in self.plain:
             assert list(run.segment(one).tokens) == alone(tokens, count)
+            run.session.close()
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "eager", "k-only", "t-only"])
