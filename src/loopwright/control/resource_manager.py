@@ -213,6 +213,8 @@ class ResourceManager:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
         feed, table = call.work, self._holdings[call.run_id].pages
         assert isinstance(feed, Feed)
+        if feed.num_recorded > feed.kv_len:
+            self._take_back_record(call, feed)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
@@ -237,6 +239,10 @@ class ResourceManager:
         """What `secure` found dropped has run again."""
         self._dropping.finish(call, self._holdings[call.run_id].pages)
 
+    def give_up_restoring(self, call: OpenCall) -> None:
+        """What `secure` found dropped stays so, if anything was being restored."""
+        self._dropping.abandon(call)
+
     def has_dropped(self, call: OpenCall) -> bool:
         """Whether pages that the call needs have to be restored before it runs."""
         return self._may_have_dropped(call) and any(map(is_dropped, self._needed_pages(call)))
@@ -259,7 +265,7 @@ class ResourceManager:
                 self._dropping.abandon(call)
             if isinstance(call.work, Feed):
                 self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
-                self.record(call)
+                self._record_up_to(call, call.work, call.work.kv_len)  # also what a veto may still take back
         pages = {*table.names.values(), *(page for call in open_calls for page in call.pages)}
         self._dropping.drop(table, self._dropping.droppable(pages))
         for call in open_calls:
@@ -282,9 +288,9 @@ class ResourceManager:
         return self._prefixes.advance(call, call.work, self._holdings[call.run_id].root)
 
     def record(self, call: OpenCall) -> None:
-        """Notes what a feed wrote, so that others need not compute it again."""
+        """Notes what a feed wrote for good, so that others need not compute it again."""
         assert isinstance(call.work, Feed)
-        self._prefixes.record(call, call.work, self._holdings[call.run_id].root)
+        self._record_up_to(call, call.work, call.work.kv_len if call.is_over else call.work.num_final)
 
     def mark_written(self, call: OpenCall) -> None:
         """Notes what a call that is over wrote. A feed that failed wrote what its finished chunks did."""
@@ -332,6 +338,22 @@ class ResourceManager:
             if call.restoring.num_inputs == 0:  # the cache has all of it
                 self.finish_restoring(call)
         return True
+
+    def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
+        self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
+
+    def _take_back_record(self, call: OpenCall, feed: Feed) -> None:
+        """What was noted when the call's pages were dropped does not hold any more: tokens were vetoed. The pages that
+        held them are secured anew, for others may have come to share them."""
+        size = self.shape.block_size
+        (place, offset), end = divmod(feed.kv_len, size), -(-feed.num_recorded // size)
+        pages = call.pages[place:end]
+        self._prefixes.cut(pages, offset, self._holdings[call.run_id].root)
+        for page in pages:
+            page.written &= range_bits(0, offset)
+            offset = 0
+        del feed.block_ids[place:]
+        feed.num_recorded = feed.kv_len
 
     def _may_have_dropped(self, call: OpenCall) -> bool:
         """Whether the call's run has pages without a block: most never do."""
