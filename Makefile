@@ -57,10 +57,11 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration
+reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, metrics
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
+	$(BIN)/python tests/project/metrics_reference.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

@@ -21,6 +21,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.exchange import Exchange
+from loopwright.core.instrument import Meter
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
@@ -152,6 +153,7 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
         clock=SystemClock(),
         config=config,
         grammars=grammars,
+        meter=Meter({"model": model.info.name}),
     )
     async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())

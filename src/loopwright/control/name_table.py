@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from loopwright.control.moment import Moment
 from loopwright.control.ordering import Resource
 from loopwright.control.pool import Pool
 from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, Overloaded
@@ -32,10 +33,12 @@ class Kind:
 class NameTable(Generic[NameT, IdT]):
     """Names of one kind in one run. Every method that refuses leaves the table as it was."""
 
-    def __init__(self, kind: Kind, pool: Pool[IdT], max_held: int) -> None:
+    def __init__(self, kind: Kind, pool: Pool[IdT], max_held: int, moment: Moment) -> None:
         self.names: dict[NameT, Resource[IdT]] = {}
         self.num_held = 0  # pages or embeds that live
         self.num_backed = 0  # those of them that have a unit of the pool
+        self._moment = moment
+        self._unit_seconds, self._counted_s = 0.0, moment.now_s  # what was held for how long, until when
         self._kind = kind
         self._pool = pool
         self._max_held = max_held
@@ -97,7 +100,7 @@ class NameTable(Generic[NameT, IdT]):
         for resource in resources:
             if resource.id is None:
                 resource.id = self._pool.take()
-                self.num_backed += 1
+                self._count_backed(1)
 
     def num_unbacked(self, resources: Iterable[Resource[IdT]]) -> int:
         """How many have no unit: mostly none of the whole table."""
@@ -108,7 +111,7 @@ class NameTable(Generic[NameT, IdT]):
         for resource, unit in zip(resources, units, strict=True):
             assert resource.id is None
             resource.id = unit
-            self.num_backed += 1
+            self._count_backed(1)
 
     def unback(self, resources: Iterable[Resource[IdT]]) -> None:
         """Takes the units of resources that live on."""
@@ -147,8 +150,14 @@ class NameTable(Generic[NameT, IdT]):
         resource.num_names = resource.num_holds = 1
         resource.id = self._pool.take()
         self.num_held += 1
-        self.num_backed += 1
+        self._count_backed(1)
         return resource
+
+    def take_unit_seconds(self) -> float:
+        """Units held times seconds, since this was asked last."""
+        self._count_backed(0)
+        taken, self._unit_seconds = self._unit_seconds, 0.0
+        return taken
 
     def share(self, sources: Sequence[NameT], targets: Sequence[NameT]) -> None:
         """Binds each target to what the source of the same place is bound to. Raises BadRequest, NotFound."""
@@ -177,6 +186,12 @@ class NameTable(Generic[NameT, IdT]):
             resource.num_holds -= 1
             if not (resource.num_holds or resource.num_names):  # mostly a name is left
                 self._release_if_unused(resource)
+
+    def _count_backed(self, change: int) -> None:
+        now_s = self._moment.now_s
+        self._unit_seconds += self.num_backed * (now_s - self._counted_s)
+        self._counted_s = now_s
+        self.num_backed += change
 
     def _bind(self, names: Sequence[NameT], resources: Sequence[Resource[IdT]]) -> None:
         for name, resource in zip(names, resources, strict=True):
@@ -210,7 +225,7 @@ class NameTable(Generic[NameT, IdT]):
         assert resource.id is not None
         self._pool.give(resource.id)
         resource.id = None
-        self.num_backed -= 1
+        self._count_backed(-1)
         if resource.lent is not None:
             resource.lent.num_holders -= 1
             resource.lent = None

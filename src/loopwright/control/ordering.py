@@ -86,9 +86,10 @@ class OpenCall:
     """A call that is not over, with what it touches and how far it has come."""
 
     __slots__ = (
-        "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
-        "is_running", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes", "pages",
-        "queue", "rank", "restoring", "run_id", "served_at", "work",
+        "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "first_s", "grown", "inbox",
+        "is_over", "is_running", "is_started", "issued_s", "num_blockers", "num_clears", "num_seen", "number",
+        "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at", "started_s",
+        "token_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +112,10 @@ class OpenCall:
         self.dependents: list[tuple[OpenCall, bool]] = []  # who waits, and whether a failure reaches it
         self.failure: ErrorInfo | None = None
         self.is_started = self.is_running = self.is_over = False
+        self.issued_s = self.started_s = 0.0
+        self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw
+        self.token_s: float | None = None
+        self.num_seen = 0  # tokens
 
     @property
     def is_paused(self) -> bool:

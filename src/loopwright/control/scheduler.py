@@ -140,6 +140,7 @@ class Scheduler:
         self._config = config
         self._resources = resources
         self._num_formed = 0  # steps, so far
+        self._now_s = 0.0  # when the last one was
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
@@ -191,6 +192,7 @@ class Scheduler:
         step = Step(self._resources.shape.block_size)
         self.is_blocked = False
         self._num_formed += 1
+        self._now_s = now_s
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
@@ -341,6 +343,7 @@ class Scheduler:
             call.is_started = self._resources.secure(call)
         except LoopwrightError:
             return False
+        call.started_s = self._now_s
         return call.is_started
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
@@ -356,7 +359,8 @@ class Scheduler:
         except LoopwrightError as error:
             step.refused.append((call, error))
             return False
-        call.is_started = True
+        if not call.is_started:
+            call.is_started, call.started_s = True, self._now_s
         copies = self._resources.take_copies()
         step.private += [(call, copy) for copy in copies]
         return not copies

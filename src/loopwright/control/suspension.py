@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.grouping import AnyScheduler
+from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
@@ -31,10 +32,16 @@ class Suspension:
         scheduler: AnyScheduler,
         compiling: CompilingCalls,
         sessions: Mapping[RunId, InlineSession],
+        observer: Observer,
     ) -> None:
         self._config, self._resources, self._scheduler = config, resources, scheduler
         self._compiling, self._sessions = compiling, sessions
         self._served: Counter[RunId] = Counter()
+        self._observer = observer
+        self.num_suspended = (
+            0  # so far; and the blocks that were taken from runs without calls, and from suspended ones
+        )
+        self.num_dropped_idle = self.num_dropped_suspended = 0
 
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
@@ -42,6 +49,11 @@ class Suspension:
         for place, call in enumerate(step.rows):
             if call.restoring is None:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs that are suspended."""
+        return len(self._scheduler.suspended)
 
     def forget(self, run_id: RunId) -> None:
         """The run is over."""
@@ -61,7 +73,10 @@ class Suspension:
         until_s = now_s - self._config.max_idle_s
         holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks()]
         idle = [one.run_id for one in holders if not one.open_calls and one.idle_since_s <= until_s]
-        return any(self._resources.drop(run_id, ()) for run_id in sorted(idle, key=self._order))
+        num_free = self._resources.blocks.num_free
+        has_dropped = any(self._resources.drop(run_id, ()) for run_id in sorted(idle, key=self._order))
+        self.num_dropped_idle += self._resources.blocks.num_free - num_free
+        return has_dropped
 
     def make_room(self, now_s: float) -> bool:
         """When nothing can run: suspends a run for the sake of the least served, or lets a suspended one try."""
@@ -79,8 +94,12 @@ class Suspension:
         for run_id in sorted({call.run_id for call in waiting} - {favoured}, key=self._order):
             if self._is_watching(run_id):
                 continue
+            num_free = self._resources.blocks.num_free
             if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
                 self._scheduler.suspend(run_id)
+                self._observer.suspended(self._scheduler.suspended[run_id])
+                self.num_suspended += 1
+                self.num_dropped_suspended += self._resources.blocks.num_free - num_free
                 return True
         return False
 

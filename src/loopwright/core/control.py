@@ -9,6 +9,7 @@ import msgspec
 
 from loopwright.core.calls import QueueCall
 from loopwright.core.ids import CallId, RunId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -67,6 +68,10 @@ class Control(Protocol):
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> Session: ...
+    def open(self, run_id: RunId, limits: ControlLimits, program: str = "") -> Session:
+        """Begins a run. What it uses is counted under the program's name."""
+        ...
 
     async def stats(self) -> ControlStats: ...
+
+    async def metrics(self) -> Measured: ...

@@ -14,6 +14,7 @@ from loopwright.server import errors
 from loopwright.server.chat_routes import ChatRoutes
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
+from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.stopping import EndsWhenStopped
 
@@ -32,6 +33,7 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
 
     routes: list[BaseRoute] = [
         Route("/health", health, methods=["GET"]),
+        Route("/metrics", MetricsRoute(runs).metrics, methods=["GET"]),
         Route("/v1/models", chat.models, methods=["GET"]),
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),

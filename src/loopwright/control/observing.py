@@ -1,0 +1,116 @@
+"""What control tells of its steps and calls: how large, how long, for whom. Never decides anything. Called by the
+controller, once a step and once a call; what a step costs for it does not grow with rows that just go on.
+"""
+
+from collections.abc import Iterable
+
+from loopwright.control.feeds import Feed
+from loopwright.control.ordering import OpenCall
+from loopwright.control.scheduler import Step
+from loopwright.control.segments import SegmentFeed
+from loopwright.control.session import InlineSession
+from loopwright.core import metrics
+from loopwright.core.instrument import SILENT, Instrument
+from loopwright.core.results import CallTiming
+
+
+class Observer:
+    """Over one instrument. With one that is silent it does nothing at all."""
+
+    def __init__(self, instrument: Instrument, block_bytes: int) -> None:
+        self._instrument = instrument
+        self._block_bytes = block_bytes
+        self._is_on = instrument is not SILENT
+        self._step_over_s = 0.0  # when the step before this one was
+
+    def step_formed(self, taken_s: float) -> None:
+        self._instrument.observe(metrics.SCHEDULE_S, taken_s)
+
+    def step_ran(self, taken_s: float) -> None:
+        """The engine has given a step back."""
+        self._instrument.observe(metrics.STEP_S, taken_s)
+
+    def step_failed(self) -> None:
+        self._instrument.add(metrics.FAILED_STEPS)
+
+    def step_over(self, step: Step, now_s: float) -> None:
+        """Its calls have what came of it."""
+        if not self._is_on:
+            return
+        num_single = step.num_short
+        num_prompt = sum(row.num_tokens for row in step.batch_rows[step.num_short :])
+        self._instrument.observe(metrics.STEP_ROWS, len(step.batch_rows))
+        self._instrument.observe(metrics.STEP_TOKENS, num_single + num_prompt)
+        self._instrument.add(metrics.STEP_SHAPES, 1, (_size(num_single), _size(num_prompt)))
+        self._count_tokens(step.rows, now_s)
+        self._step_over_s = now_s
+
+    def suspended(self, calls: Iterable[OpenCall]) -> None:
+        """These have no row for a while: what they sampled last came with the last step."""
+        for call in calls:
+            call.token_s = self._step_over_s if call.token_s is None else call.token_s
+
+    def call_over(self, call: OpenCall, session: InlineSession, now_s: float) -> CallTiming | None:
+        """What is known of a call that was for the engine, now that it is over."""
+        feed = call.work
+        if not self._is_on or not isinstance(feed, Feed):
+            return None
+        is_segment = isinstance(feed, SegmentFeed)
+        tokens = feed.tokens if isinstance(feed, SegmentFeed) else feed.sampled
+        first_s = (now_s if call.first_s is None else call.first_s) if tokens and is_segment else None
+        num_prompt = feed.num_prompt
+        timing = CallTiming(
+            issued_s=call.issued_s,
+            started_s=call.started_s if call.is_started else None,
+            first_s=first_s,
+            ended_s=now_s,
+            prompt_tokens=num_prompt if call.is_started else 0,
+            cached_tokens=feed.num_cached,
+            generated_tokens=len(tokens),
+        )
+        self._count_call(timing, (session.tenant, session.program))
+        return timing
+
+    def held(self, session: InlineSession, block_seconds: float) -> None:
+        """A run held so many blocks for so long since this was said last."""
+        if block_seconds and self._is_on:
+            account = (session.tenant, session.program)
+            self._instrument.add(metrics.KV_BYTE_S, block_seconds * self._block_bytes, account)
+
+    def _count_call(self, timing: CallTiming, account: tuple[str, str]) -> None:
+        instrument = self._instrument
+        if timing.prompt_tokens:
+            instrument.add(metrics.PROMPT_TOKENS, timing.prompt_tokens, account)
+        if timing.cached_tokens:
+            instrument.add(metrics.CACHED_TOKENS, timing.cached_tokens, account)
+        if timing.generated_tokens:
+            instrument.add(metrics.GENERATED_TOKENS, timing.generated_tokens, account)
+        if timing.started_s is None:
+            return
+        instrument.observe(metrics.QUEUE_S, timing.started_s - timing.issued_s)
+        if timing.first_s is not None:
+            instrument.observe(metrics.PREFILL_S, timing.first_s - timing.started_s)
+            instrument.observe(metrics.DECODE_S, timing.ended_s - timing.first_s)
+
+    def _count_tokens(self, calls: Iterable[OpenCall], now_s: float) -> None:
+        """The times between tokens, of the segments that have rows of their own in the step."""
+        gap_s, num_usual = now_s - self._step_over_s, 0
+        for call in calls:
+            feed = call.work
+            if not isinstance(feed, SegmentFeed) or len(feed.tokens) == call.num_seen:
+                continue
+            call.num_seen = len(feed.tokens)
+            if call.first_s is None:
+                call.first_s = now_s
+            elif call.token_s is None or call.token_s == self._step_over_s:
+                num_usual += 1
+            else:
+                self._instrument.observe(metrics.TOKEN_S, now_s - call.token_s)
+            call.token_s = now_s
+        if num_usual:
+            self._instrument.observe(metrics.TOKEN_S, gap_s, times=num_usual)
+
+
+def _size(number: int) -> str:
+    """Up to a power of two."""
+    return str(1 << (number - 1).bit_length()) if number else "0"
