@@ -57,11 +57,12 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, metrics
+reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, metrics, programs
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/project/metrics_reference.py
+	$(BIN)/python tests/programs/gallery.py
 
 bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)

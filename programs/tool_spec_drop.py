@@ -14,13 +14,7 @@ SPECS = {
 
 async def main(question: str = "How warm is it in Oslo?", max_tokens: int = 32) -> str:
     ctx = Context()
-    spans = {}
-    for name, spec in SPECS.items():
-        await ctx.flush()
-        start = len(ctx.tokens)
-        ctx.append(spec * 3)
-        await ctx.flush()
-        spans[name] = (start, len(ctx.tokens))
+    spans = {name: await ctx.place(spec * 3) for name, spec in SPECS.items()}
     ctx.append(f"\nQuestion: {question}\nCall: ")
     name = await ctx.choose(list(SPECS))
     pages = ctx.num_pages

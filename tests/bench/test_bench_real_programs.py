@@ -3,7 +3,7 @@
 import pytest
 
 from loopwright.bench.calls import measure_calls, measure_rounds
-from loopwright.bench.launch import LARGE, launch_s, measure_live, measure_neighbours
+from loopwright.bench.launch import large, launch_s, measure_live, measure_neighbours
 from loopwright.core.clock import SystemClock
 from system_rig import byte_system
 
@@ -25,7 +25,7 @@ async def test_every_program_of_the_suites_does_what_its_row_says():
     clock, cpu_s = SystemClock(), CountingClock()
     async with byte_system() as system:
         runs = system.launcher
-        assert await launch_s(runs, clock, LARGE) > 0
+        assert await launch_s(runs, clock, large(0)) > 0
 
         rows = await measure_live(runs, 40)
         assert [(row.case, row.metric) for row in rows] == [

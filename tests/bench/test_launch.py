@@ -4,9 +4,9 @@ import pytest
 from bench_fakes import FakeRuns, cases
 
 from loopwright.bench.launch import (
-    LARGE,
     NUM_WARM_UP,
     burst_s,
+    large,
     launch_s,
     measure_launches,
     measure_neighbours,
@@ -26,20 +26,22 @@ async def test_a_burst_lasts_until_the_last_run_has_returned():
     assert await burst_s(FakeRuns(clock, 0.25), clock, 8) == 8 * 0.25
 
 
-async def test_the_rows_are_those_of_the_three_warm_cases():
+async def test_the_rows_are_those_of_the_warm_cases():
     clock = FakeClock()
     runs = FakeRuns(clock, 0.25)
     rows = await measure_launches(runs, clock, num_rounds=3, num_sequential=4, num_burst=8)
     assert cases(rows) == [
         ("case=sequential", "p50_ms"),
         ("case=sequential", "p99_ms"),
-        ("case=program_200_lines", "p50_ms"),
-        ("case=program_200_lines", "p99_ms"),
+        ("case=program_200_lines/source=new", "p50_ms"),
+        ("case=program_200_lines/source=new", "p99_ms"),
+        ("case=program_200_lines/source=known", "p50_ms"),
+        ("case=program_200_lines/source=known", "p99_ms"),
         ("case=burst/n=8", "launches_per_s"),
     ]
-    assert [row.value for row in rows] == [250.0, 250.0, 250.0, 250.0, 4.0]
+    assert [row.value for row in rows] == [250.0] * 6 + [4.0]
     assert {row.runs for row in rows} == {3}
-    assert len(runs.specs) == NUM_WARM_UP + 3 * (4 + 4 + 8)
+    assert len(runs.specs) == NUM_WARM_UP + 1 + 3 * (4 + 4 + 4 + 8)
 
 
 async def test_a_run_that_fails_ends_the_measurement_with_its_own_error():
@@ -53,8 +55,21 @@ def test_a_percentile_is_the_nearest_rank():
     assert (percentile(ordered, 0.50), percentile(ordered, 0.99), percentile([5.0], 0.99)) == (100.0, 198.0, 5.0)
 
 
-def test_the_large_program_has_200_lines():
-    assert len((LARGE.source or "").splitlines()) == 200
+def test_large_programs_have_200_lines_and_differ():
+    sources = [large(number).source or "" for number in range(3)]
+    assert [len(source.splitlines()) for source in sources] == [200] * 3
+    assert len(set(sources)) == 3
+
+
+async def test_a_new_source_is_new_at_each_launch_and_a_known_one_was_launched_before():
+    clock = FakeClock()
+    runs = FakeRuns(clock, 0.25)
+    await measure_launches(runs, clock, num_rounds=2, num_sequential=3, num_burst=1)
+    sources = [spec.source for spec in runs.specs if spec.filename == "large.py"]
+    known, *measured = sources
+    new = [source for source in measured if source != known]
+    assert measured.count(known) == 2 * 3
+    assert len(new) == len(set(new)) == 2 * 3
 
 
 async def test_neighbours_have_a_row_without_a_burst_and_two_with_one():

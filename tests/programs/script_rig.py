@@ -12,6 +12,16 @@ from system_rig import Outcome, System, byte_text, program_source, system_over
 END_OF_TURN = 259
 ANSWERS_AT = "assistant\n"
 
+UNEXPORT = """
+from loopwright import resources, unexport_context
+async def main() -> int:
+    lent = (await resources.exported_pages())["exports"]
+    for one in lent:
+        await unexport_context(one["name"])
+    return len(lent)
+"""
+"""A program that takes back what others lend by name; it returns how many there were."""
+
 
 @asynccontextmanager
 async def scripted_system(says: Callable[[str, str], str]) -> AsyncIterator[System]:

@@ -22,10 +22,10 @@ INTRODUCTION = f"""# Metrics
 with `{PREFIX}` before them; a counter ends with `_total`, a histogram has `_bucket`, `_sum` and `_count`. What several
 processes count is added up, and what a process counted until it was last asked outlives it.
 
-Requests are runs, whoever asked for them: an OpenAI request is the run of a built-in program. `program` is the name that
-a program was deployed under, or that of a built-in one; a source that comes with its run is counted as `{UPLOADED}`, for
-anybody chooses its name. Of tenants, programs and tools, {MAX_LABEL_VALUES} are told apart by each process; what comes
-after them is `{OTHER}`.
+Requests are runs, whoever asked for them: an OpenAI request is the run of a built-in program. `program` is the name
+that a program was deployed under, or that of a built-in one; a source that comes with its run is counted as
+`{UPLOADED}`, for anybody chooses its name. Of tenants, programs and tools, {MAX_LABEL_VALUES} are told apart by each
+process; what comes after them is `{OTHER}`.
 
 Counting is done where things happen, in plain numbers: a step pays for it once, not for each row. What a call of the
 engine used is counted when it ends. No metric holds anything of a prompt, an answer or an argument.

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from view_model import DenseContext
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.engine.byte_model import BYTE_TOKENS
 from system_rig import System, byte_system, in_loop
+from view_model import DenseContext
 
 NATIVE_ONLY = RuntimeConfig(allows_native=True, needs_wasm=False)
 PROMPT = [256, *b"A fairly long sentence to begin with, so that it fills some pages."]

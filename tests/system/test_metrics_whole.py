@@ -66,9 +66,8 @@ def test_runs_are_counted_by_their_end_and_their_phases_add_up_to_their_time() -
         async with byte_system() as system, scraping(system) as client:
             await system.launcher.deploy("counter", GENERATE, "counter.py")
             spec = RunSpec(program="counter", sandbox="native")
-            runs = [await system.launcher.start(spec) for _ in range(2)]
-            for run in runs:
-                async for _ in system.launcher.events(run):
+            for _ in range(2):
+                async for _event in system.launcher.events(await system.launcher.start(spec)):
                     pass
             await system.run(RAISES)
             waiting = await system.start(WAITS)
@@ -84,7 +83,9 @@ def test_runs_are_counted_by_their_end_and_their_phases_add_up_to_their_time() -
             assert found.sum("num_requests_running") == found.sum("num_requests_waiting") == 0
             assert found.sum("launches_total", sandbox="native") == 4
             assert found.sum("generation_tokens_total", program="counter", model="byte") == 8
-            assert found.sum("prompt_tokens_total", program="counter") == 2 * 30
+            assert found.sum("prompt_tokens_total", program="counter") == 2 * (1 + 30), (
+                "with the token that begins a text"
+            )
             assert found.sum("prefix_cache_hits_total") == found.sum("prompt_tokens_cached_total") == 16
             assert found.sum("time_to_first_token_seconds_count", program="counter") == 2
             assert found.sum("inter_token_latency_seconds_count") == 2 * 3

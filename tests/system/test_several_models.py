@@ -1,41 +1,19 @@
 """Several models on one server: each answers as it would alone, with an engine and a control layer of its own."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
-
 import pytest
 
-from loopwright.compose.config import RuntimeConfig
-from loopwright.compose.exchange import make_exchange
-from loopwright.compose.model_parts import model_text
-from loopwright.compose.system import make_launcher
-from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Sampling
-from loopwright.core.clock import SystemClock
 from loopwright.core.errors import BadRequest, NotFound
 from loopwright.core.events import Emit
-from loopwright.core.executor import Executor
 from loopwright.core.runs import RunSpec
-from loopwright.engine.byte_model import byte_model
-from loopwright.engine.executor import TorchExecutor
 from loopwright.engine.scripted import ScriptedExecutor
-from loopwright.grammar.pool import GrammarPool
-from loopwright.runtime.launcher import Launcher
-from loopwright.runtime.sandboxes.native import NativeSandbox
-from loopwright.runtime.served_models import ServedModel, ServedModels
-from loopwright.text.load_tokenizer import byte_tokenizer
+from loopwright.runtime.served_models import ServedModels
+from models_rig import Served, serving, two_byte_models
 from system_rig import (
-    CHATML,
-    Outcome,
     RunningRun,
     WatchedExecutor,
     byte_oracle,
-    everything_came_back,
     in_loop,
-    make_info,
 )
 
 HEAD = """
@@ -49,68 +27,17 @@ PROMPT = "The quick brown fox"
 IDS = [256, *PROMPT.encode()]
 
 
-class Served:
-    """A launcher over several models, and its control layers."""
-
-    def __init__(self, launcher: Launcher, controls: dict[str, Controller]) -> None:
-        self.launcher, self.controls = launcher, controls
-
-    async def run(self, body: str, *, model: str = "", head: str = HEAD, seed: int = 0) -> Outcome:
-        main = "\n".join("    " + line for line in body.strip().splitlines())
-        spec = RunSpec(source=f"{head}\nasync def main():\n{main}\n", sandbox="native", model=model, seed=seed)
-        return await RunningRun(self.launcher, await self.launcher.start(spec)).outcome()
-
-    async def num_steps(self) -> dict[str, int]:
-        return {name: (await one.stats()).num_steps for name, one in self.controls.items()}
-
-
-@asynccontextmanager
-async def serving(executors: dict[str, Executor]) -> AsyncIterator[Served]:
-    runtime = RuntimeConfig(allows_native=True, needs_wasm=False)
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        models: list[ServedModel] = []
-        controls: dict[str, Controller] = {}
-        for name, executor in executors.items():
-            tokenizer = byte_tokenizer(CHATML)
-            text = model_text(make_info(executor, tokenizer, name, has_template=True), tokenizer)
-            grammars = GrammarPool(tokenizer, text.info.vocab_size)
-            stack.callback(grammars.close)
-            control = Controller(executor, tokenizer.token_bytes, text.info, SystemClock(), ControlConfig(), grammars)
-            stack.callback(tasks.create_task(control.serve()).cancel)
-            models.append(ServedModel(text, control))
-            controls[name] = control
-        exchange = make_exchange(runtime)
-        stack.callback(exchange.close)
-        first, *more = models
-        sandboxes = {"native": NativeSandbox()}
-        async with make_launcher(first.control, first.text, sandboxes, runtime, exchange, more=more) as launcher:  # type: ignore[arg-type]
-            yield Served(launcher, controls)
-        for control in controls.values():
-            await everything_came_back(control)
-
-
-@asynccontextmanager
-async def two_byte_models() -> AsyncIterator[Served]:
-    """Of different weights: alpha is the default."""
-    executors = {
-        name: TorchExecutor(byte_model(seed), num_blocks=64, num_slots=64, num_threads=1)
-        for seed, name in enumerate(("alpha", "beta"))
-    }
-    try:
-        async with serving(executors) as served:
-            yield served
-    finally:
-        for executor in executors.values():
-            executor.close()
-
-
 def expected(seed: int, ids: list[int], num_tokens: int) -> list[int]:
     return list(byte_oracle(seed).generate(ids, Sampling(), num_tokens, ()).tokens)
 
 
-async def refused(served: Served, body: str, **options: Any) -> tuple[str, str, str]:
-    error = (await served.run(body, **options)).final.error
+def program(body: str, head: str = HEAD) -> str:
+    main = "\n".join("    " + line for line in body.strip().splitlines())
+    return f"{head}\nasync def main():\n{main}\n"
+
+
+async def refused(served: Served, body: str, head: str = HEAD) -> tuple[str, str, str]:
+    error = (await served.run(program(body, head))).final.error
     assert error is not None
     return error.type, error.message, error.hint
 
@@ -128,7 +55,7 @@ return await asyncio.gather(*map(go_on, contexts))
 
     async def scenario() -> None:
         async with two_byte_models() as served:
-            found = (await served.run(body)).result
+            found = (await served.run(program(body))).result
             wholes = [expected(seed, IDS, 25) for seed in (0, 1)]
             assert wholes[0] != wholes[1]
             assert [first + later for first, later in found] == [wholes[0], wholes[1], wholes[0], wholes[1]]
@@ -146,7 +73,7 @@ return [turn.tokens, (await model()).name]
 
     async def scenario() -> None:
         async with two_byte_models() as served:
-            outcome = await served.run(body, model="beta", head="from loopwright import *\n")
+            outcome = await served.run(program(body, "from loopwright import *\n"), model="beta")
             assert outcome.result == [expected(1, IDS, 10), "beta"]
             assert outcome.events[0].model == "beta"  # type: ignore[union-attr]
             assert (await served.num_steps())["alpha"] == 0
@@ -160,7 +87,8 @@ def test_chat_goes_to_the_model_that_it_names() -> None:
             texts = []
             for name in ("alpha", "beta"):
                 before = await served.num_steps()
-                arguments = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.0, "max_tokens": 8}
+                options = {"max_tokens": 8, "sampling": {"temperature": 0.0}}
+                arguments = {"messages": [{"role": "user", "content": "hi"}], "options": options}
                 spec = RunSpec(program="chat", arguments=arguments, sandbox="native", model=name)
                 texts.append((await RunningRun(served.launcher, await served.launcher.start(spec)).outcome()).text)
                 after = await served.num_steps()
@@ -229,7 +157,7 @@ return [found, held, [one.name for one in await models()], (await model("beta"))
 
     async def scenario() -> None:
         async with two_byte_models() as served:
-            found, held, names, named = (await served.run(body)).result
+            found, held, names, named = (await served.run(program(body))).result
             assert "page 2 is not bound" in found[0]
             assert ["exists already, on beta" in found[1], "exists already, on alpha" in found[2]] == [True, True]
             assert (held, names, named) == ([2, 1], ["alpha", "beta"], "beta")
@@ -259,7 +187,7 @@ async def go_on():
 
     async def scenario() -> None:
         async with two_byte_models() as served:
-            outcome = await served.run(body, head=head)
+            outcome = await served.run(program(body, head))
             whole = expected(1, IDS, 18)
             assert outcome.result == [IDS + whole[:12], whole[:12], whole[12:]]
             assert (await served.num_steps())["alpha"] == 0
@@ -286,7 +214,7 @@ return await asyncio.gather(go_on("alpha"), go_on("beta"))
         held = WatchedExecutor(executors["alpha"])
         async with serving({"alpha": held, "beta": executors["beta"]}) as served:
             held.hold()
-            source = f"{HEAD}\nasync def main():\n" + "\n".join("    " + line for line in body.strip().splitlines())
+            source = program(body)
             run_id = await served.launcher.start(RunSpec(source=source, sandbox="native"))
             async for event in served.launcher.events(run_id):
                 if isinstance(event, Emit):
@@ -303,7 +231,8 @@ return await asyncio.gather(go_on("alpha"), go_on("beta"))
 def test_the_stats_of_each_model_are_told() -> None:
     async def scenario() -> None:
         async with two_byte_models() as served:
-            await served.run(f'ctx = Context(model="beta")\nctx.append({PROMPT!r})\nawait ctx.generate(max_tokens=2)')
+            body = f'ctx = Context(model="beta")\nctx.append({PROMPT!r})\nawait ctx.generate(max_tokens=2)'
+            await served.run(program(body))
             stats = await served.launcher.stats()
             assert stats.num_steps == 0
             assert stats.others["beta"].num_steps > 0

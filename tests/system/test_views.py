@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from view_model import PAGE, DenseContext
 
 from loopwright.compose.config import RuntimeConfig
 from system_rig import System, WatchedExecutor, byte_system, in_loop
+from view_model import PAGE, DenseContext
 
 NATIVE_ONLY = RuntimeConfig(allows_native=True, needs_wasm=False)
 NUM_BLOCKS = 128
@@ -37,6 +37,8 @@ async def main(orders, num_pages):
             contexts.append(await ctx.fork())
         elif verb in ("hide", "forget"):
             await getattr(ctx, verb)(range(*values))
+        elif verb == "place":
+            assert await ctx.place(values[0], sees=values[1]) == (len(ctx.tokens) - len(values[0]), len(ctx.tokens))
         else:
             await getattr(ctx, verb)(*values)
         answers.append([answer, type(ctx.provenance()).__name__, ctx.num_pages, len(ctx.tokens)])
@@ -125,6 +127,7 @@ DRAWN_VALUES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "hide": st.just(()),
     "forget": st.just(()),
     "attend": st.just(()),
+    "place": st.tuples(BYTES, st.booleans()),
 }
 
 
@@ -141,6 +144,8 @@ def plans(draw: st.DrawFn) -> Plan:
             values = (first, second) if draw(st.booleans()) else (second, third)
         elif verb == "attend":
             values = ([(first, second), (third, fourth)],)
+        elif verb == "place":
+            values = (values[0], [(first, second), (third, fourth)] if values[1] else None)
         elif verb == "truncate":
             values = (fourth,)
         if verb != "fork" or len(plan.contexts) < 3:
@@ -165,7 +170,8 @@ EVERY_VERB = (
     (0, "append", TEXT), (0, "hide", 20, 50), (0, "generate", 20), (0, "fork"), (1, "attend", [(0, 5), (60, 90)]),
     (1, "generate", 5), (0, "window", 24, 4), (0, "generate", 40), (0, "score", [[65, 66], [67]]),
     (0, "truncate", 130), (0, "verify", [1, 2]), (1, "forget", 30, 70), (1, "generate", 5), (0, "window", None, 0),
-    (0, "next_dist"),
+    (0, "next_dist"), (0, "place", [65, 66, 67], [(0, 9), (40, 60)]), (0, "fork"), (0, "place", [68] * 20, []),
+    (0, "generate", 5), (0, "attend", [(20, 90)]), (0, "generate", 5), (2, "place", [69], [(3, 5)]), (2, "generate", 5),
 )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from view_model import DenseContext
 
 from sampler_rig import source_of
 from system_rig import byte_system, in_loop
+from view_model import DenseContext
 
 SANDBOXES = ["native", pytest.param("wasm", marks=pytest.mark.wasm)]
 PROMPT = "The quick brown fox jumps over the lazy dog, again and again, until it is tired of it. "

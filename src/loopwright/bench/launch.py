@@ -1,15 +1,18 @@
 """How long programs take from launch to return, how many can live, and what launches do to those that run. Never looks
 inside the runtime: it starts runs and reads their events, as the server does. Run by `command`.
 
-The source goes in as text every time, as a client sends it. Cases: `case=first` (a no-op in a
-system that has just started), `case=sequential` (the same, one after another), `case=program_200_lines`,
-`case=burst/n=512` (all at once, until the last has returned), `case=neighbours/burst=N` (rounds of 16 running programs
-meanwhile; 0 is without a burst), and with `--live N` alone `case=live/n=N`.
+The source goes in as text every time, as a client sends it. Cases: `case=first` (a no-op in a system that has just
+started), `case=sequential` (the same, one after another), `case=program_200_lines/source=S` (a source that is `new` at
+each launch, or `known`: launched before), `case=burst/n=512` (all at once, until the last has returned),
+`case=neighbours/burst=N` (rounds of 16 running programs meanwhile; 0 is without a burst), and with `--live N` alone
+`case=live/n=N`.
 """
 
 import asyncio
 import gc
+from itertools import count
 from math import ceil
+from typing import TYPE_CHECKING
 
 from loopwright.bench import paper
 from loopwright.bench.live import WAITING, live_programs, page_table_bytes, private_bytes, settled_private_bytes
@@ -31,6 +34,9 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import InternalError, from_info
 from loopwright.core.events import Finished
 from loopwright.core.runs import Runs, RunSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NUM_SEQUENTIAL = 200
 NUM_BURST = 512
@@ -58,13 +64,16 @@ async def main() -> int:
         state = await step(state)
     print(state)
     if not state:
-        raise ValueError("no words")
+        raise ValueError("no words {n}")
     return len(state)
 """
 NUM_STEPS = 21
-_LARGE_SOURCE = "".join(_STEP.format(n=n) for n in range(NUM_STEPS)) + "\n\n" + _MAIN
-assert len(_LARGE_SOURCE.splitlines()) == 200
-LARGE = RunSpec(source=_LARGE_SOURCE, filename="large.py")
+_STEPS = "".join(_STEP.format(n=n) for n in range(NUM_STEPS)) + "\n\n"
+
+
+def large(number: int) -> RunSpec:
+    """One of many programs of 200 lines, no two of which are the same."""
+    return RunSpec(source=_STEPS + _MAIN.replace("{n}", str(number)), filename="large.py")
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
@@ -100,19 +109,27 @@ async def measure_launches(
     """Rows of programs that are launched one by one, and all at once; each value is the median over the rounds."""
     for _ in range(NUM_WARM_UP):
         await launch_s(runs, clock)
-    specs = {"sequential": NOOP, "program_200_lines": LARGE}
+    numbers = count(1)
+    known = large(0)
+    await launch_s(runs, clock, known)
+    sequential = case_name(case="sequential")
+    specs: dict[str, Callable[[], RunSpec]] = {
+        sequential: lambda: NOOP,
+        case_name(case="program_200_lines", source="new"): lambda: large(next(numbers)),
+        case_name(case="program_200_lines", source="known"): lambda: known,
+    }
     latencies_s: dict[str, list[list[float]]] = {case: [] for case in specs}
     rates = []
     for _ in range(num_rounds):
         for case, spec in specs.items():
-            latencies_s[case].append(sorted([await launch_s(runs, clock, spec) for _ in range(num_sequential)]))
+            latencies_s[case].append(sorted([await launch_s(runs, clock, spec()) for _ in range(num_sequential)]))
         rates.append(num_burst / await burst_s(runs, clock, num_burst))
     rows = []
     for case, rounds in latencies_s.items():
         for metric, fraction in ((P50_MS, 0.50), (P99_MS, 0.99)):
             values = [1e3 * percentile(one, fraction) for one in rounds]
-            beside = paper.WARM_LAUNCH_MS if (case, metric) == ("sequential", P50_MS) else None
-            rows.append(measured("launch", case_name(case=case), metric, values, beside))
+            beside = paper.WARM_LAUNCH_MS if (case, metric) == (sequential, P50_MS) else None
+            rows.append(measured("launch", case, metric, values, beside))
     return [*rows, measured("launch", case_name(case="burst", n=num_burst), LAUNCHES_PER_S, rates)]
 
 

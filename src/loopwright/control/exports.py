@@ -98,8 +98,8 @@ class Exports:
             page.lent = lent
             lent.num_holders += 1
         self._prefixes.note(pages, export.known, root)
-        positions, tokens = export.call.positions, export.call.tokens
-        return Imported(len(positions), len(pages), positions, tokens)
+        told = export.call
+        return Imported(len(told.positions), len(pages), told.positions, told.tokens, told.note)
 
     def infos(self, tenant: TenantId, prefix: str) -> tuple[ExportInfo, ...]:
         """The exports of one identity whose names begin with `prefix`, by name."""

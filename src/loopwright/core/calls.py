@@ -37,6 +37,7 @@ that acts on it, normalised; at temperature 0 that is the chosen token alone, wi
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Priority = Annotated[int, Meta(ge=-1, le=1)]
 ExportName = Annotated[str, Meta(min_length=1, max_length=200)]
+ExportNote = Annotated[str, Meta(max_length=1 << 20)]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -163,14 +164,15 @@ class ExportPages(Call, frozen=True, kw_only=True, tag="export_pages"):
     """Lends pages to every run of the same identity, by name, when the call's turn comes. The pages must hold the KV of
     exactly so many tokens as there are `positions`. From its issue on nobody writes to them while they are shared.
 
-    `positions` and `tokens` go to who imports, as they are: control cannot read them out of KV. Goes with the run,
-    unless `persistent`: then it stays until it is unexported."""
+    `positions`, `tokens` and `note` go to who imports, as they are: control cannot read them out of KV. Goes with the
+    run, unless `persistent`: then it stays until it is unexported."""
 
     queue: QueueName
     name: ExportName
     pages: Annotated[tuple[PageName, ...], Meta(min_length=1)]
     positions: Annotated[tuple[Position, ...], Meta(min_length=1)]
     tokens: tuple[TokenId, ...] = ()  # none, or one for each position
+    note: ExportNote = ""  # whatever else an importer needs
     persistent: bool = False
 
 

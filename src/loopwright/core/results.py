@@ -104,13 +104,14 @@ class Progress(Result, frozen=True, tag="progress"):
 
 
 class Imported(Result, frozen=True, tag="imported"):
-    """Pages were imported: the KV of `kv_len` tokens, in `num_pages` pages. `positions` and `tokens` are as whoever
-    exported them said; the next token stands after the last position."""
+    """Pages were imported: the KV of `kv_len` tokens, in `num_pages` pages. `positions`, `tokens` and `note` are as
+    whoever exported them said; the next token stands after the last position."""
 
     kv_len: int
     num_pages: int
     positions: tuple[int, ...]
     tokens: tuple[int, ...] = ()
+    note: str = ""
 
 
 class ExportInfo(msgspec.Struct, frozen=True):

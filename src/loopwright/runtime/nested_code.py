@@ -24,7 +24,6 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Sandbox
 
 FILENAME = "code.py"
-_SOURCE = "from loopwright.sdk.snippet import main\n"
 _DEFAULTS = Limits(memory_mb=32, cpu_seconds=5.0, seconds=10.0, max_output_bytes=64 << 10)
 _DENIED = PermissionDenied("generated code may ask nothing of its host: no model, no network, no state")
 
@@ -99,9 +98,9 @@ class NestedCode:
     async def _execute(self, sandbox: Sandbox, call: RunCode, piece: Budget) -> dict[str, Any]:
         limits = piece.limits
         guest = _Denier(limits.max_output_bytes)
-        arguments = json.dumps({"code": call.code, "inputs": call.inputs})
+        running = sandbox.run(call.code, FILENAME, json.dumps(call.inputs), guest, limits, piece, "snippet")
         try:
-            result = await _in_time(sandbox.run(_SOURCE, FILENAME, arguments, guest, limits, piece), limits)
+            result = await _in_time(running, limits)
             return {"result": msgspec.Raw(result.encode()), "stdout": guest.output(), "error": None}
         except (Overloaded, Unavailable):
             raise  # not the code's doing

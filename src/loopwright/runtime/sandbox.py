@@ -5,10 +5,13 @@ Events are a JSON list of [handle, kind, payload] with kind "ok", "error" or "pa
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
+
+Form: TypeAlias = Literal["program", "snippet"]
+"""What a source is: a module with `main`, or a piece of code whose value is that of its last line."""
 
 
 class Guest(Protocol):
@@ -46,10 +49,17 @@ class Sandbox(Protocol):
         ...
 
     async def run(
-        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
     ) -> str:
-        """Executes `main(**arguments)` of the source and returns its result as JSON. What it computes is charged to the
-        budget; without one, to one of its own.
+        """Executes `main(**arguments)` of the source, or a snippet with the arguments as its variables, and returns the
+        result as JSON. What it computes is charged to the budget; without one, to one of its own.
 
         Raises ProgramError (the program raised: the message is one line, `traceback` shows the program's own lines),
         LimitExceeded (memory, CPU), and what cancelling the task raises. Wall time is the caller's to limit: it

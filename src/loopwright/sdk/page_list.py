@@ -157,21 +157,30 @@ class PageList:
             raise
         other.layout = kept
 
-    async def lend(self, name: str) -> None:
-        """Exports the pages, which hold KV in full, until they are borrowed."""
-        await self._queue.export_pages(name, self.names, positions=list(numbers(self.layout)))
+    async def lend(self, name: str, **options: Any) -> None:  # noqa: ANN401 (JSON)
+        """Exports the pages, which hold KV in full. Options as for `export_pages`."""
+        await self._queue.export_pages(name, self.names, positions=list(numbers(self.layout)), **options)
 
-    async def borrow(self, name: str, num_pages: int, layout: list[Span]) -> None:
-        """Gives this list, which is empty, the pages that another run lent, and ends the loan: full pages are shared
-        with that run from now on, and the last one, if it is not full, is this list's alone."""
+    async def borrow(self, name: str, num_pages: int, *, ends_loan: bool) -> Payload:
+        """Gives this list, which is empty, the pages that another run lent: full pages are shared from now on. The last
+        one, if it is not full, is this list's alone when that ends the loan, and else a copy."""
         first = self._run.take_names(num_pages)
-        names = list(range(first, first + num_pages))
-        taken = self._queue.import_pages(name, names)
-        self.names = names
-        await taken
-        self.layout = layout
-        self._shared.update(names[: self.kv_len // await self.page_size()])
-        await self._queue.unexport_pages(name)
+        taken = self._queue.import_pages(name, range(first, first + num_pages))
+        self.names = list(range(first, first + num_pages))
+        payload = await taken
+        for position in payload["positions"]:
+            self._append((position, position + 1))
+        num_full, tail = divmod(self.kv_len, await self.page_size())
+        self._shared.update(self.names[:num_full])
+        if ends_loan:
+            await self._queue.unexport_pages(name)
+        elif tail:
+            lent, own = self.names[-1], self._run.take_names()
+            await self._allocate([own])
+            self._queue.post("copy_page", source=lent, target=own, size=tail)
+            self.names[-1] = own
+            self._queue.free_pages([lent])
+        return payload
 
     def free_grown(self, payload: Payload, grow_from: int) -> None:
         """Frees what a call grew that nobody will account for."""

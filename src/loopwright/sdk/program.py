@@ -20,13 +20,22 @@ _MAX_MESSAGE_CHARS = 2000
 _MAX_TEXT_CHARS = 8000  # of one exception's text in a traceback
 
 
-def load_main(source: str, filename: str) -> Callable[..., Any]:
-    """Executes the source as a module of its own and returns its `main`. Raises whatever the source raises."""
+def compile_source(source: str, filename: str) -> types.CodeType:
+    """The source as a module's code object. Raises SyntaxError and what else the compiler raises."""
+    return compile(source, filename, "exec", dont_inherit=True)
+
+
+def load_main(
+    source: str, filename: str, compiled: Callable[[str, str], types.CodeType] = compile_source
+) -> Callable[..., Any]:
+    """Executes the source as a module of its own and returns its `main`. Raises whatever the source raises.
+
+    `compiled` gives the code object of a source and its filename."""
     module = types.ModuleType(MODULE_NAME)
     module.__file__ = filename
     sys.modules[MODULE_NAME] = module  # dataclasses, typing and pickle look a class's module up there
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
+    exec(compiled(source, filename), module.__dict__)
     main: Callable[..., Any] | None = getattr(module, "main", None)
     if main is None or not callable(main):
         raise TypeError(f"{filename} has no function `main`; add `async def main(...)`")

@@ -88,9 +88,18 @@ class ViewLog:
         """Whether every token sees all before it."""
         return self.epochs == ((0, View()),)
 
-    def changed(self, view: View, num_tokens: int) -> "ViewLog":
-        """With another view, from the last of the context's tokens on."""
-        return _log([*self.epochs, (max(num_tokens - 1, 0), view)])
+    @property
+    def has_window(self) -> bool:
+        """Whether some tokens see through a window."""
+        return any(view.window is not None for _, view in self.epochs)
+
+    def is_ahead(self, num_tokens: int) -> bool:
+        """Whether the current view is that of tokens that are still to come."""
+        return self.epochs[-1][0] >= num_tokens
+
+    def changed(self, view: View, first: int) -> "ViewLog":
+        """With another view, from token `first` on."""
+        return _log([*(epoch for epoch in self.epochs if epoch[0] <= first), (first, view)])
 
     def truncated(self, num_tokens: int) -> "ViewLog":
         """For the first tokens alone. The current view stays in force."""
@@ -106,8 +115,10 @@ class ViewLog:
         return _log(moved)
 
     def asked_by(self, num_tokens: int) -> Spans:
-        """What the last token and all that may follow can see, the last token not included."""
-        return self.current.seen_by(num_tokens - 1) if num_tokens else ()
+        """What the next token to be asked and all that may follow can see, that token not included: it is the last one,
+        or the first that is to come if the view is that one's."""
+        asked = num_tokens if self.is_ahead(num_tokens) else num_tokens - 1
+        return self.current.seen_by(asked) if num_tokens else ()
 
     def missing(self, targets: Spans, cached: Spans) -> Spans:
         """The tokens that must run to give KV to `targets`, given that those of `cached` have theirs."""
@@ -142,7 +153,7 @@ class ViewLog:
         causes = []
         ends = [start for start, _ in self.epochs[1:]] + [num_tokens]
         for (start, view), end in zip(self.epochs, ends, strict=True):
-            if view.hidden:
+            if view.hidden and start < num_tokens:
                 causes.append(Cause(start, hidden=view.hidden))
             window = view.window
             if window is not None and end and window.first_seen(end - 1) > window.sinks:

@@ -11,10 +11,10 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.server import errors
-from loopwright.server.chat_routes import ChatRoutes
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.metrics_route import MetricsRoute
+from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.stopping import EndsWhenStopped
 
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 
 def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) -> FastAPI:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
-    chat = ChatRoutes(runs, clock or SystemClock())
+    openai = OpenAIRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
 
     async def health(request: Request) -> Response:
@@ -34,8 +34,10 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
     routes: list[BaseRoute] = [
         Route("/health", health, methods=["GET"]),
         Route("/metrics", MetricsRoute(runs).metrics, methods=["GET"]),
-        Route("/v1/models", chat.models, methods=["GET"]),
-        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+        Route("/v1/models", openai.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", openai.model, methods=["GET"]),
+        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+        Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),

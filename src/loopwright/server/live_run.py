@@ -4,11 +4,11 @@ Never formats anything. Used by the routes that start runs or follow them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from loopwright.core.errors import LoopwrightError, NotFound
-from loopwright.core.events import Event, Finished, Text
+from loopwright.core.events import Event, Finished, Text, Tokens
 from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
 
@@ -78,15 +78,14 @@ class LiveRun:
         return item
 
 
+async def events_to_end(run: LiveRun) -> list[Event]:
+    """All events of the run, up to its final one."""
+    return [event async for batch in run.batches() for event in batch]
+
+
 async def read_to_end(run: LiveRun) -> tuple[str, Finished]:
     """All the text that the run emits, and its final event."""
-    texts: list[str] = []
-    async for batch in run.batches():
-        texts.append(joined_text(batch))
-        if isinstance(finished := batch[-1], Finished):
-            return "".join(texts), finished
-    raise AssertionError("a run's events end with a final one")
-
-
-def joined_text(events: Sequence[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Text))
+    events = await events_to_end(run)
+    finished = events[-1]
+    assert isinstance(finished, Finished), "a run's events end with a final one"
+    return "".join(event.text for event in events if isinstance(event, Text | Tokens)), finished

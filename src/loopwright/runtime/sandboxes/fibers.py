@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_size_t, c_void_p, cast, string_at
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import wasmtime._bindings as bindings
@@ -23,6 +22,7 @@ from loopwright.runtime.sandboxes.private_files import PrivateFiles
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
     HOST_INTERFACE,
+    NOT_THE_PROGRAMS,
     blocked_functions,
     new_store,
     runner_memory,
@@ -109,14 +109,23 @@ class FiberHost:
         _check(error)
         return ParkedInstance(store, Instance._from_raw(raw), files)
 
-    def start(self, parked: ParkedInstance, guest: Guest, arguments: tuple[str, ...]) -> "Fiber":
-        """A fiber for `run(*arguments)` in the instance, which it owns from now on. It starts with its first poll."""
+    def start(
+        self,
+        parked: ParkedInstance,
+        guest: Guest,
+        arguments: tuple[str, ...],
+        keep: Callable[[str], None] | None = None,
+    ) -> "Fiber":
+        """A fiber for `run(*arguments)` in the instance, which it owns from now on. It starts with its first poll.
+
+        `keep` takes what the guest hands to its first call of that name; every other one traps."""
         parked.store.set_epoch_deadline(1)
         function = parked.instance.get_func(parked.store, "run")
         address = cast(parked.store._context(), c_void_p).value
         assert function is not None
         assert address is not None
         fiber = Fiber(parked, function._func, guest, arguments, lambda: self._fibers.pop(address))
+        fiber.keep = keep
         self._fibers[address] = fiber
         return fiber
 
@@ -142,6 +151,7 @@ class FiberHost:
             with root.add_instance(HOST_INTERFACE) as host:
                 self._define(host, "submit", self._submit)
                 self._define(host, "log", self._log)
+                self._define(host, "keep", self._keep)
                 self._define_async(host, "wait", self._wait)
         return linker
 
@@ -189,6 +199,13 @@ class FiberHost:
         fiber.guest.log(_text(args[0]), _text(args[1]))
 
     @staticmethod
+    def _keep(fiber: "Fiber", args: Any, _results: Any) -> None:
+        keep, fiber.keep = fiber.keep, None
+        if keep is None:
+            raise WasmtimeError(NOT_THE_PROGRAMS)
+        keep(_text(args[0]))
+
+    @staticmethod
     def _wait(fiber: "Fiber", args: Any, results: Any) -> None:
         fiber.begin_wait(args[0].of.s32, results)
 
@@ -215,6 +232,7 @@ class Fiber:
         self.waits_ms: int | None = None
         self.fault: Exception | None = None
         self.is_dropped = False
+        self.keep: Callable[[str], None] | None = None
         self._parked = parked
         self._forget = forget
         self._answer: str | None = None
@@ -283,20 +301,7 @@ class Fiber:
         return True
 
 
-def why_not(engine: Engine) -> str | None:
-    """Why fibers cannot run here, or None: checks the version, the layouts, and a round trip through a small guest."""
-    if (installed := version("wasmtime")) != KNOWN_VERSION:
-        return f"fibers are known to work with wasmtime {KNOWN_VERSION}, and {installed} is installed"
-    wrong = [name for name, found in _layout().items() if found != _LAYOUT[name]]
-    if wrong:
-        found = ", ".join(f"{name} {_layout()[name]} instead of {_LAYOUT[name]}" for name in wrong)
-        return f"wasmtime's values have another layout than expected: {found}"
-    if (said := _round_trip(engine)) != _EXPECTED:
-        return f"a round trip through wasmtime's fibers gave {said!r} instead of {_EXPECTED!r}"
-    return None
-
-
-_LAYOUT: dict[str, int | tuple[int, ...]] = {
+LAYOUT: dict[str, int | tuple[int, ...]] = {
     "tags of string, u32, s32, result": (12, 6, 5, 19),
     "value": (32, 0, 8),
     "string": (16, 0, 8),
@@ -308,8 +313,8 @@ _LAYOUT: dict[str, int | tuple[int, ...]] = {
 """What the C header of KNOWN_VERSION says: of each structure its size and the offsets of its fields, in bytes."""
 
 
-def _layout() -> dict[str, int | tuple[int, ...]]:
-    """The same, of the bindings that are installed."""
+def layout() -> dict[str, int | tuple[int, ...]]:
+    """As LAYOUT, of the bindings that are installed."""
     union = _fields(_fields(_Value)["of"])
     tags = (_STRING, _U32, _ffi.WASMTIME_COMPONENT_S32.value, _ffi.WASMTIME_COMPONENT_RESULT.value)
     return {
@@ -330,72 +335,6 @@ def _measured(kind: Any) -> tuple[int, ...]:
 def _fields(kind: Any) -> dict[str, Any]:
     """The type of each field of a structure or union, by name."""
     return {name: field_type for name, field_type, *_ in kind._fields_}
-
-
-_EXPECTED = (["submit héllo", "suspended 7", "returned"], (True, "wörld"))
-
-
-class _Echo:
-    """The host of the round trip."""
-
-    def __init__(self) -> None:
-        self.steps: list[str] = []
-
-    def submit(self, op: str) -> int:
-        self.steps.append(f"submit {op}")
-        return 7
-
-    def log(self, stream: str, line: str) -> None: ...
-
-    def take_events(self) -> str:
-        return ""
-
-    def set_waker(self, wake: Callable[[], None] | None) -> None: ...
-
-
-def _round_trip(engine: Engine) -> tuple[list[str], tuple[bool, str]]:
-    """run(text) submits the text, waits with the handle as its timeout, and returns what the wait gave."""
-    echo = _Echo()
-    host = FiberHost(engine, Component(engine, _ROUND_TRIP))
-    fiber = host.start(host.instantiate(), echo, ("héllo",))
-    while not fiber.poll():
-        if fiber.waits_ms is not None:
-            echo.steps.append(f"suspended {fiber.waits_ms}")
-            fiber.answer("wörld")
-    echo.steps.append("returned")
-    outcome = fiber.outcome()
-    fiber.drop().close()
-    host.close()
-    return echo.steps, outcome
-
-
-_ROUND_TRIP = f"""
-(component
-  (import "{HOST_INTERFACE}" (instance $host
-    (export "submit" (func (param "op" string) (result u32)))
-    (export "wait" (func (param "timeout-ms" s32) (result string)))))
-  (core module $memory
-    (memory (export "memory") 1)
-    (global $top (mut i32) (i32.const 1024))
-    (func (export "realloc") (param i32 i32 i32 i32) (result i32)
-      global.get $top
-      (global.set $top (i32.add (global.get $top) (local.get 3)))))
-  (core instance $memory (instantiate $memory))
-  (core func $submit (canon lower (func $host "submit") (memory (core memory $memory "memory"))))
-  (core func $wait (canon lower (func $host "wait")
-    (memory (core memory $memory "memory")) (realloc (core func $memory "realloc"))))
-  (core module $main
-    (import "host" "submit" (func $submit (param i32 i32) (result i32)))
-    (import "host" "wait" (func $wait (param i32 i32)))
-    (func (export "run") (param i32 i32) (result i32)
-      (call $wait (call $submit (local.get 0) (local.get 1)) (i32.const 12))  ;; 12: address and length of the string
-      (i32.const 8)))                                                         ;; 8: the tag of result.ok, which is 0
-  (core instance $main (instantiate $main
-    (with "host" (instance (export "submit" (func $submit)) (export "wait" (func $wait))))))
-  (func (export "run") (param "source" string) (result (result string (error string)))
-    (canon lift (core func $main "run")
-      (memory (core memory $memory "memory")) (realloc (core func $memory "realloc")))))
-"""
 
 
 def _text(value: Any) -> str:

@@ -14,10 +14,13 @@ from typing import Any
 from loopwright.core.errors import Cancelled
 from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.sdk.port import Port, set_current_port
 from loopwright.sdk.program import call_main, describe_error, load_main
+from loopwright.sdk.snippet import load_snippet
+
+_LOADERS: dict[Form, Callable[[str, str], Callable[..., Any]]] = {"program": load_main, "snippet": load_snippet}
 
 
 class NativeSandbox:
@@ -30,11 +33,19 @@ class NativeSandbox:
         self._ports: set[Port] = set()
 
     async def run(
-        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
     ) -> str:
         """As `Sandbox.run`."""
         _show_debuggers(source, filename)
-        return await self._execute(lambda: load_main(source, filename), filename, arguments, guest, limits)
+        load = _LOADERS[form]
+        return await self._execute(lambda: load(source, filename), filename, arguments, guest, limits)
 
     async def run_callable(self, main: Callable[..., Any], arguments: str, guest: Guest, limits: Limits) -> str:
         """The same for a `main` that is imported already."""

@@ -21,13 +21,15 @@ from wasmtime.component import Instance, Linker
 from loopwright.core.errors import InternalError, Overloaded, ProgramError
 from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
+from loopwright.runtime.sandbox import Form, Guest
+from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.runtime.sandboxes.private_files import CHECK_S, PrivateFiles
 from loopwright.runtime.sandboxes.waiting import next_events
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
     HOST_INTERFACE,
+    NOT_THE_PROGRAMS,
     blocked_functions,
     load_compiled,
     new_engine,
@@ -54,17 +56,28 @@ class ReentrantSandbox:
         self._compiled = compiled
         self._idle: list[Slot] = []
         self._num_live = 0
+        self._codes = CodeCache()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="loopwright-guest")
 
     async def run(
-        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
     ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         slot = self._idle.pop() if self._idle else Slot(self._compiled)
         self._num_live += 1
         try:
-            slot.open(guest, limits)
-            return await self._drive(slot, (source, filename, arguments), guest, limits, budget or Budget(limits))
+            code, keep = self._codes.find(form, source, filename)
+            slot.open(guest, limits, None if code else keep)
+            return await self._drive(
+                slot, (form, source, filename, arguments, code), guest, limits, budget or Budget(limits)
+            )
         finally:
             slot.close()
             self._num_live -= 1
@@ -85,6 +98,7 @@ class ReentrantSandbox:
         """Asserts that what is idle belongs to no run."""
         assert self._num_live >= 0
         assert not any(slot.is_open for slot in self._idle)
+        self._codes.check_integrity()
 
     async def _drive(self, slot: "Slot", program: tuple[str, ...], guest: Guest, limits: Limits, budget: Budget) -> str:
         name, arguments = "start", program
@@ -149,6 +163,7 @@ class Slot:
         self._store: Store | None = None
         self._instance: Instance | None = None
         self._guest: Guest | None = None
+        self._keep_code: Callable[[str], None] | None = None  # takes what the guest compiled, once
         self._fault: Exception | None = None
         self._is_interrupted = Event()
 
@@ -156,10 +171,10 @@ class Slot:
     def is_open(self) -> bool:
         return self._store is not None
 
-    def open(self, guest: Guest, limits: Limits) -> None:
-        """Makes the instance for a run. On the event loop's thread. Raises Overloaded."""
+    def open(self, guest: Guest, limits: Limits, keep: Callable[[str], None] | None) -> None:
+        """Makes the instance for a run. On the event loop's thread. Raises Overloaded. `keep` as for a fiber."""
         self._loop = asyncio.get_running_loop()
-        self._guest, self._fault = guest, None
+        self._guest, self._fault, self._keep_code = guest, None, keep
         self._is_interrupted.clear()
         try:
             self.files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
@@ -187,7 +202,7 @@ class Slot:
             self._store.close()
         if self.files is not None:
             self.files.remove()
-        self._store = self._instance = self._guest = self.files = None
+        self._store = self._instance = self._guest = self._keep_code = self.files = None
 
     def arm(self) -> None:
         """Called before each turn: from now on `interrupt` ends it, even before it begins."""
@@ -226,6 +241,7 @@ class Slot:
                 host.add_func(
                     "log", lambda _store, name, line: self._on_loop(lambda guest: guest.log(name, line), None)
                 )
+                host.add_func("keep", self._keep)
                 host.add_func("wait", self._sleep)
         return linker
 
@@ -247,6 +263,12 @@ class Slot:
         except Exception as error:  # noqa: BLE001 (only a WasmtimeError may cross wasmtime's threads)
             self._fault = error
             raise WasmtimeError("the host failed in a call of the guest") from None
+
+    def _keep(self, _store: object, code: str) -> None:
+        keep, self._keep_code = self._keep_code, None
+        if keep is None:
+            raise WasmtimeError(NOT_THE_PROGRAMS)
+        self._on_loop(lambda _: keep(code), None)
 
     def _sleep(self, _store: object, timeout_ms: int) -> str:
         """Holds up this program's thread alone; events come with the next turn."""

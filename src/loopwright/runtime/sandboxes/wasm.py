@@ -16,8 +16,9 @@ from wasmtime import Engine, WasmtimeError
 from loopwright.core.errors import Overloaded, ProgramError, Unavailable
 from loopwright.runtime.budget import Budget
 from loopwright.runtime.limits import Limits
-from loopwright.runtime.sandbox import Guest
-from loopwright.runtime.sandboxes import fibers
+from loopwright.runtime.sandbox import Form, Guest
+from loopwright.runtime.sandboxes import fiber_check
+from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
 from loopwright.runtime.sandboxes.instance_pool import InstancePool
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def open_wasm_sandbox(files: RunnerFiles, backend: Backend = "auto") -> "WasmSandbox | ReentrantSandbox":
     """The sandbox with the back-end of that name; "auto" takes fibers where they can run. Raises Unavailable."""
-    reason = None if backend == "reentrant" else fibers.why_not(new_engine())
+    reason = None if backend == "reentrant" else fiber_check.why_not(new_engine())
     if backend == "fiber" and reason is not None:
         raise Unavailable(f"the fiber back-end cannot run: {reason}", hint='set sandbox.backend = "reentrant"')
     if backend == "fiber" or (backend == "auto" and reason is None):
@@ -62,14 +63,24 @@ class WasmSandbox:
         engine = new_engine()
         self._host = FiberHost(engine, load_compiled(engine, compiled))
         self._pool = InstancePool(self._host.instantiate, self._warm, max_parked)
+        self._codes = CodeCache()
         self._ticker = _Ticker(engine)
         self._num_live = 0
 
     async def run(
-        self, source: str, filename: str, arguments: str, guest: Guest, limits: Limits, budget: Budget | None = None
+        self,
+        source: str,
+        filename: str,
+        arguments: str,
+        guest: Guest,
+        limits: Limits,
+        budget: Budget | None = None,
+        form: Form = "program",
     ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
-        fiber = self._host.start(self._take(limits), guest, (source, filename, arguments))
+        code, keep = self._codes.find(form, source, filename)
+        texts = (form, source, filename, arguments, code)
+        fiber = self._host.start(self._take(limits), guest, texts, None if code else keep)
         self._num_live += 1
         try:
             await _drive(fiber, budget or Budget(limits))
@@ -93,10 +104,12 @@ class WasmSandbox:
         """Asserts what always holds of the fibers and of the pool of instances."""
         self._host.check_integrity()
         self._pool.check_integrity()
+        self._codes.check_integrity()
 
     def _warm(self, instance: ParkedInstance) -> ParkedInstance:
         """The instance, after an empty program. Safe on any thread."""
-        fiber = self._host.start(instance, _Nobody(), (_EMPTY_PROGRAM, "empty.py", "{}"))
+        empty = ("program", _EMPTY_PROGRAM, "empty.py", "{}", "")
+        fiber = self._host.start(instance, _Nobody(), empty, lambda _: None)
         while not fiber.poll():
             assert fiber.waits_ms is None
         return fiber.drop()

@@ -22,6 +22,8 @@ could be made."""
 
 BLOCKED = "the program waited outside asyncio (select, fsync or a socket), which the sandbox does not do; await instead"
 
+NOT_THE_PROGRAMS = "the program called a function of its runner's, which answers the runner alone"
+
 LARGE_TICKS = 1 << 40
 
 MAX_RUNNER_MIB = 256
@@ -91,6 +93,8 @@ def trap_message(error: WasmtimeError) -> str:
     text = str(error)
     if BLOCKED in text:
         return BLOCKED
+    if NOT_THE_PROGRAMS in text:
+        return NOT_THE_PROGRAMS
     if "call stack exhausted" in text:
         return "the program's calls are nested too deeply for the sandbox's stack"
     if "unreachable" in text:

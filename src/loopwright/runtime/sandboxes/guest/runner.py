@@ -8,11 +8,14 @@ import array
 import asyncio
 import asyncio.base_events
 import asyncio.events
+import binascii
+import builtins
 import functools
 import gc
 import importlib
 import io
 import json
+import marshal
 import math
 import pkgutil
 import random
@@ -20,14 +23,16 @@ import sys
 import time
 import types
 import warnings
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeAlias
 
 import wit_world
 from componentize_py_types import Err
 from wit_world.imports import host as real_host
 
 from loopwright.sdk.port import Port, set_current_port
-from loopwright.sdk.program import call_main, describe_error, load_main
+from loopwright.sdk.program import call_main, compile_source, describe_error, load_main
+from loopwright.sdk.snippet import compile_snippet, load_snippet
 
 MISSING_MODULE_HINT = "the sandbox has only Python's standard library and loopwright"
 
@@ -37,7 +42,17 @@ NOT_IMPORTED = {
     *("ensurepip", "lib2to3", "pydoc_data", "test", "tests", "venv", "_android_support", "_ios_support"),
 }
 
+Compile: TypeAlias = Callable[[str, str], types.CodeType]
+Warned: TypeAlias = list[tuple[str, str, int]]
+"""What the compiler warns of, at each launch: message, name of the category, line."""
+
+MAX_KEPT_DEPTH = 64  # of functions in functions: marshal's stack ends between 700 and 850, the compiler's behind that
+
 MAX_TURNS_WITHOUT_HOST = 16  # a program that only ever does `await sleep(0)` still hears from its host
+
+
+FORMS = {"program": (load_main, compile_source), "snippet": (load_snippet, compile_snippet)}
+"""What a source can be: how it is loaded, and compiled."""
 
 
 class Host(Protocol):
@@ -48,6 +63,8 @@ class Host(Protocol):
     def wait(self, timeout_ms: int) -> str: ...
 
     def log(self, stream: str, line: str) -> None: ...
+
+    def keep(self, code: str) -> None: ...
 
 
 class HostSelector:
@@ -142,6 +159,7 @@ class Run:
     """One program's run in this instance."""
 
     def __init__(self, host: Host, can_wait: bool) -> None:
+        self.host = host
         random.seed()  # the snapshot has one state for all
         self.selector = HostSelector(host, can_wait)
         port = Port(host.submit, functools.partial(log, host))
@@ -157,9 +175,11 @@ class Run:
         while (left := end - time.monotonic()) > 0:
             self.selector.wait(left)
 
-    async def execute(self, source: str, filename: str, arguments: str) -> str:
+    async def execute(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
+        load, compile_form = FORMS[form]
         try:
-            return await call_main(load_main(source, filename), arguments)
+            main = load(source, filename, functools.partial(self.compiled, code, compile_form))
+            return await call_main(main, arguments)
         finally:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -169,14 +189,47 @@ class Run:
             for stream in self.streams:
                 stream.end()
 
+    def compiled(self, code: str, compile_form: Compile, source: str, filename: str) -> types.CodeType:
+        """The source's code object: what the host has kept of an earlier run, or made now and handed to the host.
+
+        Nothing of the program has run yet, so it can have had no hand in what other runs will execute."""
+        if code:
+            module, said = marshal.loads(binascii.a2b_base64(code))
+        else:
+            module, said = compiled_now(compile_form, source, filename)
+            self.host.keep(as_text(module, said))
+        for message, category, line in said:
+            warnings.warn_explicit(message, getattr(builtins, category), filename, line)
+        return module
+
+
+def compiled_now(compile_form: Compile, source: str, filename: str) -> tuple[types.CodeType, Warned]:
+    with warnings.catch_warnings(record=True) as caught:
+        module = compile_form(source, filename)
+    return module, [(str(one.message), one.category.__name__, one.lineno) for one in caught]
+
+
+def as_text(module: types.CodeType, said: Warned) -> str:
+    """Marshalled, in base64; "" for functions nested so deeply that the stack may not do for that."""
+    return "" if is_deep(module) else binascii.b2a_base64(marshal.dumps((module, said)), newline=False).decode()
+
+
+def is_deep(module: types.CodeType) -> bool:
+    level = [module]
+    for _ in range(MAX_KEPT_DEPTH):
+        level = [one for code in level for one in code.co_consts if isinstance(one, types.CodeType)]
+        if not level:
+            return False
+    return True
+
 
 class SteppedRun:
     """A run for a host that cannot suspend the guest: it is entered again and again, and returns whenever it waits."""
 
-    def __init__(self, source: str, filename: str, arguments: str) -> None:
+    def __init__(self, form: str, source: str, filename: str, arguments: str, code: str) -> None:
         self._filename = filename
         self._run = Run(real_host, can_wait=False)
-        self._task = self._run.loop.create_task(self._run.execute(source, filename, arguments))
+        self._task = self._run.loop.create_task(self._run.execute(form, source, filename, arguments, code))
 
     def step(self, events: str) -> str:
         loop, selector = self._run.loop, self._run.selector
@@ -207,15 +260,15 @@ class WitWorld(wit_world.WitWorld):
 
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
 
-    def run(self, source: str, filename: str, arguments: str) -> str:
+    def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         run = Run(real_host, can_wait=True)
         try:
-            return run.loop.run_until_complete(run.execute(source, filename, arguments))
+            return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
             raise Err(describe(error, filename)) from None
 
-    def start(self, source: str, filename: str, arguments: str) -> str:
-        WitWorld.stepped = SteppedRun(source, filename, arguments)
+    def start(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
+        WitWorld.stepped = SteppedRun(form, source, filename, arguments, code)
         return WitWorld.stepped.step("")
 
     def resume(self, events: str) -> str:
@@ -252,6 +305,7 @@ class SilentHost:
     """The host of the program that runs while the runner is built: one answer to every call, at once."""
 
     num_calls = 0
+    kept = ""
 
     def submit(self, op: str) -> int:
         self.num_calls += 1
@@ -263,13 +317,18 @@ class SilentHost:
     def log(self, stream: str, line: str) -> None:
         pass
 
+    def keep(self, code: str) -> None:
+        self.kept = code
+
 
 def warm_up() -> None:
     """Runs a program often enough for the interpreter to specialise the code that every program goes through: an
     instance then finds it so in the snapshot, and copies a tenth fewer pages."""
-    for _ in range(64):
-        run = Run(SilentHost(), can_wait=True)
-        run.loop.run_until_complete(run.execute(WARM_UP, "warm_up.py", "{}"))
+    for _ in range(32):
+        host = SilentHost()
+        for _ in range(2):  # compiled, and from what was kept
+            run = Run(host, can_wait=True)
+            run.loop.run_until_complete(run.execute("program", WARM_UP, "warm_up.py", "{}", host.kept))
 
 
 WARM_UP = """
@@ -341,7 +400,6 @@ def fill_holes() -> list[bytes]:
 with warnings.catch_warnings(action="ignore"):
     import_standard_library()
 importlib.import_module("loopwright")
-importlib.import_module("loopwright.sdk.snippet")  # for instances that run code of a program's, and no program
 warm_up()
 gc.collect()
 EVERYTHING = everything()

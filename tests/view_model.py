@@ -52,6 +52,12 @@ class DenseContext:
         self.tokens += ids
         self.eyes += [self.now] * len(ids)
 
+    def place(self, ids: list[int], spans: list[tuple[int, int]] | None) -> None:
+        if spans is not None:
+            seen = {token for start, end in spans for token in range(start, end)}
+            self.now = Eyes(**{**vars(self.now), "hidden": set(range(len(self.tokens))) - seen})
+        self.append(ids)
+
     def look(self, **changes: Any) -> None:
         self.now = Eyes(**{**vars(self.now), **changes})
         if self.eyes:
