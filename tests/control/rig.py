@@ -10,7 +10,7 @@ from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.grammars import GrammarCompiler
-from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.instrument import Meter
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
@@ -56,8 +56,10 @@ class Rig:
             self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars, meter
         )
 
-    def open(self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,)) -> "RigRun":
-        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits(), program=name))
+    def open(
+        self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,), tenant: str = ""
+    ) -> "RigRun":
+        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits(), TenantId(tenant), program=name))
         for queue in queues:
             assert run.now(CreateQueue(queue=QueueName(queue))).error is None
         return run

@@ -52,7 +52,7 @@ from loopwright.core.errors import (
 )
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.instrument import SILENT, Meter
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
@@ -106,12 +106,14 @@ class Controller:
     def models(self) -> tuple[ModelInfo, ...]:
         return (self._model_info,)
 
-    def open(self, run_id: RunId, limits: ControlLimits, program: str = "") -> InlineSession:
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> InlineSession:
         """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
-        session = InlineSession(self, run_id, limits, program)
-        self._resources.open(run_id, limits, session.tenant)
+        session = InlineSession(self, run_id, limits, tenant, program)
+        self._resources.open(run_id, limits, tenant)
         self._sessions[run_id] = session
         return session
 

@@ -13,6 +13,7 @@ from loopwright.core.runs import Runs
 from loopwright.server import errors
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
+from loopwright.server.identity import Identified, TenantOf, everybody
 from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.program_routes import ProgramRoutes
@@ -21,8 +22,11 @@ from loopwright.server.stopping import EndsWhenStopped
 LOOPBACK = "127.0.0.1"
 
 
-def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) -> FastAPI:
-    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
+def create_app(
+    runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None, tenant_of: TenantOf = everybody
+) -> FastAPI:
+    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
+    `tenant_of` says whose a request is, and so whose are the runs that it starts."""
     openai = OpenAIRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
 
@@ -48,7 +52,7 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    middleware = [Middleware(EndsWhenStopped)]
+    middleware = [Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
     return FastAPI(

@@ -21,7 +21,7 @@ from loopwright.core.errors import (
     Unavailable,
     from_info,
 )
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
@@ -32,6 +32,7 @@ from loopwright.transport.open_requests import OpenRequests
 log = logging.getLogger(__name__)
 
 DIED = "the model worker died"
+BACK_SOON = "it is being started again: try again"
 
 
 class ControlClient:
@@ -42,6 +43,7 @@ class ControlClient:
         self._session_ids = count()
         self._sessions: dict[int, RemoteSession] = {}
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
+        self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -64,15 +66,21 @@ class ControlClient:
     def is_alive(self) -> bool:
         return not self._link.is_closed
 
+    async def lost(self) -> None:
+        """Waits until the model worker is gone, or the connection was closed."""
+        await self._is_over.wait()
+
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    def open(self, run_id: RunId, limits: ControlLimits, program: str = "") -> "RemoteSession":
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> "RemoteSession":
         """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
         self._check_alive()
         session = RemoteSession(next(self._session_ids), self)
         self._sessions[session.session_id] = session
-        self.send(messages.OpenSession(session.session_id, run_id, limits, program))
+        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant, program))
         return session
 
     async def stats(self) -> ControlStats:
@@ -116,7 +124,7 @@ class ControlClient:
 
     def _check_alive(self) -> None:
         if not self.is_alive:
-            raise Unavailable(DIED, hint="restart the server")
+            raise Unavailable(DIED, hint=BACK_SOON)
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -146,6 +154,7 @@ class ControlClient:
 
     def _end(self, reason: str) -> None:
         self._link.close()
+        self._is_over.set()
         if not self._welcome.done():
             self._welcome.set_exception(Unavailable(reason))
             self._welcome.exception()  # marked as seen: nobody need be waiting
