@@ -90,8 +90,7 @@ def test_gaps_of_segments_that_share_steps_are_counted_for_each_and_late_ones_in
     gaps = rig.series()["inter_token_latency_seconds"]
     assert sum(gaps.counts) == 3 * 2, "two gaps of each"
     # Three rows in steps of two: rows take turns, and every gap is counted from the row's own last token.
-    rows = [len(batch.rows) for batch in rig.executor.batches]
-    assert rows == [2, 2, 2, 2, 1]
+    assert [batch.num_rows for batch in rig.executor.batches] == [2, 2, 2, 2, 1]
     assert gaps.value == pytest.approx(sum(gap_sums(rig)))
     assert len(observed(gaps)) > 1
 
@@ -100,7 +99,7 @@ def gap_sums(rig: Observed) -> list[float]:
     """The same from the batches themselves: between the steps in which each segment had a row."""
     steps: dict[int, list[int]] = {}
     for number, batch in enumerate(rig.executor.batches):
-        for row in batch.rows:
+        for row in batch.all_rows:
             steps.setdefault(row.block_ids[0], []).append(number)
     return [0.1 * (places[-1] - places[0]) for places in steps.values()]
 

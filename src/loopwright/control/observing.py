@@ -5,6 +5,7 @@ controller, once a step and once a call; what a step costs for it does not grow 
 from collections.abc import Iterable
 
 from loopwright.control.feeds import Feed
+from loopwright.control.moment import Moment
 from loopwright.control.ordering import OpenCall
 from loopwright.control.scheduler import Step
 from loopwright.control.segments import SegmentFeed
@@ -21,7 +22,6 @@ class Observer:
         self._instrument = instrument
         self._block_bytes = block_bytes
         self._is_on = instrument is not SILENT
-        self._step_over_s = 0.0  # when the step before this one was
 
     def step_formed(self, taken_s: float) -> None:
         self._instrument.observe(metrics.SCHEDULE_S, taken_s)
@@ -33,22 +33,21 @@ class Observer:
     def step_failed(self) -> None:
         self._instrument.add(metrics.FAILED_STEPS)
 
-    def step_over(self, step: Step, now_s: float) -> None:
+    def step_over(self, step: Step, moment: Moment) -> None:
         """Its calls have what came of it."""
+        now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
         if not self._is_on:
             return
-        num_single = step.num_short
+        num_decodes = len(step.decoding.run_ids)  # as they ran: some have left since
+        num_single = num_decodes + step.num_short
         num_prompt = sum(row.num_tokens for row in step.batch_rows[step.num_short :])
-        self._instrument.observe(metrics.STEP_ROWS, len(step.batch_rows))
+        self._instrument.observe(metrics.STEP_ROWS, num_decodes + len(step.rows))
         self._instrument.observe(metrics.STEP_TOKENS, num_single + num_prompt)
         self._instrument.add(metrics.STEP_SHAPES, 1, (_size(num_single), _size(num_prompt)))
-        self._count_tokens(step.rows, now_s)
-        self._step_over_s = now_s
-
-    def suspended(self, calls: Iterable[OpenCall]) -> None:
-        """These have no row for a while: what they sampled last came with the last step."""
-        for call in calls:
-            call.token_s = self._step_over_s if call.token_s is None else call.token_s
+        num_usual = num_decodes - self._count_late(step.joined_decoding, now_s, before_s)
+        num_usual += self._count_rows(step.rows, now_s, before_s)
+        if num_usual:
+            self._instrument.observe(metrics.TOKEN_S, now_s - before_s, times=num_usual)
 
     def call_over(self, call: OpenCall, session: InlineSession, now_s: float) -> CallTiming | None:
         """What is known of a call that was for the engine, now that it is over."""
@@ -92,9 +91,19 @@ class Observer:
             instrument.observe(metrics.PREFILL_S, timing.first_s - timing.started_s)
             instrument.observe(metrics.DECODE_S, timing.ended_s - timing.first_s)
 
-    def _count_tokens(self, calls: Iterable[OpenCall], now_s: float) -> None:
-        """The times between tokens, of the segments that have rows of their own in the step."""
-        gap_s, num_usual = now_s - self._step_over_s, 0
+    def _count_late(self, joined: Iterable[OpenCall], now_s: float, before_s: float) -> int:
+        """Of those that have just come to the decode rows, how many had no token in the step before."""
+        num_late = 0
+        for call in joined:
+            if call.token_s is not None and call.token_s != before_s:
+                self._instrument.observe(metrics.TOKEN_S, now_s - call.token_s)
+                num_late += 1
+            call.token_s = None  # from now on it is that of the last step
+        return num_late
+
+    def _count_rows(self, calls: Iterable[OpenCall], now_s: float, before_s: float) -> int:
+        """Of the segments that have rows of their own, how many went on from the step before."""
+        num_usual = 0
         for call in calls:
             feed = call.work
             if not isinstance(feed, SegmentFeed) or len(feed.tokens) == call.num_seen:
@@ -102,13 +111,12 @@ class Observer:
             call.num_seen = len(feed.tokens)
             if call.first_s is None:
                 call.first_s = now_s
-            elif call.token_s is None or call.token_s == self._step_over_s:
+            elif call.token_s is None or call.token_s == before_s:
                 num_usual += 1
             else:
                 self._instrument.observe(metrics.TOKEN_S, now_s - call.token_s)
             call.token_s = now_s
-        if num_usual:
-            self._instrument.observe(metrics.TOKEN_S, gap_s, times=num_usual)
+        return num_usual
 
 
 def _size(number: int) -> str:

@@ -175,8 +175,7 @@ class ResourceManager:
         if call.restoring is not None:
             return True
         if isinstance(call.work, Feed):
-            is_growing = call.is_started and len(call.work.block_ids) == len(call.pages) and self._num_new(call) == 1
-            return self._grow(call, call.work) if is_growing else self._secure_feed(call, call.work)
+            return self._secure_feed(call, call.work)
         holdings = self._holdings[call.run_id]
         table = holdings.pages
         num_shared = self._num_shared(call.page_writes)
@@ -186,6 +185,25 @@ class ResourceManager:
         if isinstance(call.call, CopyPage | ShiftKv):
             first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
             self._make_writable(holdings, call.page_writes, first % self.shape.block_size)
+        return True
+
+    def grow(self, call: OpenCall, feed: Feed) -> bool:
+        """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
+        nothing has changed, if there is more to it, or no block."""
+        table, pages = self._holdings[call.run_id].pages, call.pages
+        if table.num_held != table.num_backed or len(feed.block_ids) != len(pages):
+            return False
+        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
+        name = PageName(call.call.grow_from + len(call.grown))
+        page = table.grow(name)
+        if page is None:
+            return False
+        assert page.id is not None
+        page.writer = call
+        call.grown.append(name)
+        pages.append(page)
+        call.page_writes.append(page)
+        feed.block_ids.append(page.id)
         return True
 
     def shrink(self, call: OpenCall) -> None:
@@ -317,21 +335,6 @@ class ResourceManager:
         if not isinstance(call.work, Feed):
             return 0
         return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
-
-    def _grow(self, call: OpenCall, feed: Feed) -> bool:
-        """As `_secure_feed` for a segment that goes on into one new page, as each does once in so many tokens."""
-        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = PageName(call.call.grow_from + len(call.grown))
-        page = self._holdings[call.run_id].pages.grow(name, "grow_from")
-        if page is None:
-            return False
-        assert page.id is not None
-        page.writer = call
-        call.grown.append(name)
-        call.pages.append(page)
-        call.page_writes.append(page)
-        feed.block_ids.append(page.id)
-        return True
 
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
         holdings, size = self._holdings[call.run_id], self.shape.block_size

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.grouping import AnyScheduler
-from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
@@ -32,12 +31,10 @@ class Suspension:
         scheduler: AnyScheduler,
         compiling: CompilingCalls,
         sessions: Mapping[RunId, InlineSession],
-        observer: Observer,
     ) -> None:
         self._config, self._resources, self._scheduler = config, resources, scheduler
         self._compiling, self._sessions = compiling, sessions
         self._served: Counter[RunId] = Counter()
-        self._observer = observer
         self.num_suspended = (
             0  # so far; and the blocks that were taken from runs without calls, and from suspended ones
         )
@@ -46,6 +43,7 @@ class Suspension:
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
         served = self._served
+        served.update(step.decoding.run_ids)
         for place, call in enumerate(step.rows):
             if call.restoring is None:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
@@ -97,7 +95,6 @@ class Suspension:
             num_free = self._resources.blocks.num_free
             if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
                 self._scheduler.suspend(run_id)
-                self._observer.suspended(self._scheduler.suspended[run_id])
                 self.num_suspended += 1
                 self.num_dropped_suspended += self._resources.blocks.num_free - num_free
                 return True
