@@ -9,7 +9,7 @@ def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it() -> No
     sizes = Metric("histogram", "sizes", "", bounds=(1, 2, 4))
     meter = Meter()
     for value, times in ((1, 1), (1.5, 2), (4, 1), (5, 3)):
-        meter.observe(sizes, value, times=times)
+        meter.histogram(sizes).observe(value, times)
     assert meter.series() == (Series("sizes", (), 1 + 3 + 4 + 15, (1, 2, 1, 3)),)
 
 
@@ -30,7 +30,7 @@ def test_only_so_many_programs_and_tenants_are_told_apart_and_none_is_lost() -> 
     meter = Meter()
     for number in range(MAX_LABEL_VALUES + 50):
         meter.add(metrics.PROGRAM_CPU_S, 1, ("t", f"program {number}"))
-        meter.observe(metrics.E2E_S, 1.0, ("t", f"program {number}"))
+        meter.histogram(metrics.E2E_S, ("t", f"program {number}")).observe(1.0)
     for metric in (metrics.PROGRAM_CPU_S, metrics.E2E_S):
         by_program = {one.labels[1]: one for one in meter.series() if one.metric == metric.name}
         assert len(by_program) == MAX_LABEL_VALUES + 1

@@ -27,7 +27,7 @@ def samples(text: str) -> Samples:
 def runtime(num_runs: int, seconds: float) -> tuple[Series, ...]:
     meter = Meter()
     meter.add(metrics.RUNS_ENDED, num_runs, ("", "chat", "ok"))
-    meter.observe(metrics.E2E_S, seconds, ("", "chat"), num_runs)
+    meter.histogram(metrics.E2E_S, ("", "chat")).observe(seconds, num_runs)
     return meter.series([(metrics.RUNS_RUNNING, num_runs, ())])
 
 
@@ -84,7 +84,7 @@ async def test_every_metric_can_be_said() -> None:
     for metric in METRICS.values():
         labels = tuple("x" for _ in metric.labels)
         if metric.kind == "histogram":
-            meter.observe(metric, 1, labels)
+            meter.histogram(metric, labels).observe(1)
         else:
             meter.add(metric, 1, labels)
     runs.measured = Measured({"all": meter.series()})

@@ -132,6 +132,7 @@ class Controller:
         """What was counted since the start, and what is so now. Nothing without a meter."""
         if self._meter is None:
             return NOTHING_MEASURED
+        self._observer.tell_shapes()
         for session in self._sessions.values():
             self._observe_held(session)
         series = control_series(self._meter, self._resources, self._suspension, self._sessions.values())
@@ -334,6 +335,8 @@ class Controller:
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
             return
+        if feed.view is not None:
+            self._resources.slide(call)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:

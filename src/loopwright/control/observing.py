@@ -14,6 +14,8 @@ from loopwright.core import metrics
 from loopwright.core.instrument import SILENT, Instrument
 from loopwright.core.results import CallTiming
 
+MAX_SHAPES = 1000
+
 
 class Observer:
     """Over one instrument. With one that is silent it does nothing at all."""
@@ -22,13 +24,13 @@ class Observer:
         self._instrument = instrument
         self._block_bytes = block_bytes
         self._is_on = instrument is not SILENT
-
-    def step_formed(self, taken_s: float) -> None:
-        self._instrument.observe(metrics.SCHEDULE_S, taken_s)
-
-    def step_ran(self, taken_s: float) -> None:
-        """The engine has given a step back."""
-        self._instrument.observe(metrics.STEP_S, taken_s)
+        self._shapes: dict[tuple[int, int, int], int] = {}  # steps by rows of one token, longer rows, and their tokens
+        histogram = instrument.histogram
+        self.step_formed = histogram(metrics.SCHEDULE_S).observe
+        self.step_ran = histogram(metrics.STEP_S).observe
+        self._gap = histogram(metrics.TOKEN_S).observe
+        self._queue, self._prefill = histogram(metrics.QUEUE_S).observe, histogram(metrics.PREFILL_S).observe
+        self._decode = histogram(metrics.DECODE_S).observe
 
     def step_failed(self) -> None:
         self._instrument.add(metrics.FAILED_STEPS)
@@ -38,16 +40,28 @@ class Observer:
         now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
         if not self._is_on:
             return
-        num_decodes = len(step.decoding.run_ids)  # as they ran: some have left since
-        num_single = num_decodes + step.num_short
-        num_prompt = sum(row.num_tokens for row in step.batch_rows[step.num_short :])
-        self._instrument.observe(metrics.STEP_ROWS, num_decodes + len(step.rows))
-        self._instrument.observe(metrics.STEP_TOKENS, num_single + num_prompt)
-        self._instrument.add(metrics.STEP_SHAPES, 1, (_size(num_single), _size(num_prompt)))
-        num_usual = num_decodes - self._count_late(step.joined_decoding, now_s, before_s)
-        num_usual += self._count_rows(step.rows, now_s, before_s)
+        num_usual = num_decodes = len(step.decoding.run_ids)  # as they ran: some have left since
+        num_short, num_prompt = step.num_short, 0
+        if step.rows:
+            num_prompt = sum(row.num_tokens for row in step.batch_rows[num_short:])
+            num_usual += self._count_rows(step.rows, now_s, before_s)
+        if step.joined_decoding:
+            num_usual -= self._count_late(step.joined_decoding, now_s, before_s)
+        shape = (num_decodes + num_short, len(step.rows) - num_short, num_prompt)
+        self._shapes[shape] = self._shapes.get(shape, 0) + 1
+        if len(self._shapes) > MAX_SHAPES:
+            self.tell_shapes()
         if num_usual:
-            self._instrument.observe(metrics.TOKEN_S, now_s - before_s, times=num_usual)
+            self._gap(now_s - before_s, num_usual)
+
+    def tell_shapes(self) -> None:
+        """Tells the instrument of the steps since this was done last: many are alike."""
+        rows, tokens = (self._instrument.histogram(one) for one in (metrics.STEP_ROWS, metrics.STEP_TOKENS))
+        for (num_single, num_long, num_prompt), times in self._shapes.items():
+            rows.observe(num_single + num_long, times)
+            tokens.observe(num_single + num_prompt, times)
+            self._instrument.add(metrics.STEP_SHAPES, times, (_size(num_single), _size(num_prompt)))
+        self._shapes.clear()
 
     def call_over(self, call: OpenCall, session: InlineSession, now_s: float) -> CallTiming | None:
         """What is known of a call that was for the engine, now that it is over."""
@@ -86,17 +100,17 @@ class Observer:
             instrument.add(metrics.GENERATED_TOKENS, timing.generated_tokens, account)
         if timing.started_s is None:
             return
-        instrument.observe(metrics.QUEUE_S, timing.started_s - timing.issued_s)
+        self._queue(timing.started_s - timing.issued_s)
         if timing.first_s is not None:
-            instrument.observe(metrics.PREFILL_S, timing.first_s - timing.started_s)
-            instrument.observe(metrics.DECODE_S, timing.ended_s - timing.first_s)
+            self._prefill(timing.first_s - timing.started_s)
+            self._decode(timing.ended_s - timing.first_s)
 
     def _count_late(self, joined: Iterable[OpenCall], now_s: float, before_s: float) -> int:
         """Of those that have just come to the decode rows, how many had no token in the step before."""
         num_late = 0
         for call in joined:
             if call.token_s is not None and call.token_s != before_s:
-                self._instrument.observe(metrics.TOKEN_S, now_s - call.token_s)
+                self._gap(now_s - call.token_s)
                 num_late += 1
             call.token_s = None  # from now on it is that of the last step
         return num_late
@@ -114,7 +128,7 @@ class Observer:
             elif call.token_s is None or call.token_s == before_s:
                 num_usual += 1
             else:
-                self._instrument.observe(metrics.TOKEN_S, now_s - call.token_s)
+                self._gap(now_s - call.token_s)
             call.token_s = now_s
         return num_usual
 

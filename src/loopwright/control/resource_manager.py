@@ -21,6 +21,8 @@ from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
 from loopwright.control.reads import check_kv
+from loopwright.control.segments import SegmentFeed
+from loopwright.control.sliding import slide
 from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
@@ -194,7 +196,7 @@ class ResourceManager:
         if table.num_held != table.num_backed or len(feed.block_ids) != len(pages):
             return False
         assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = PageName(call.call.grow_from + len(call.grown))
+        name = PageName(call.call.grow_from + _num_grown(call, call.call))
         page = table.grow(name)
         if page is None:
             return False
@@ -224,6 +226,11 @@ class ResourceManager:
         table.unbind(mine, "pages")
         self._holdings[call.run_id].pass_masks(mine)
         table.drop(pages)
+
+    def slide(self, call: OpenCall) -> None:
+        """Gives back what has left the window of a segment, if it has one, for good."""
+        if isinstance(call.work, SegmentFeed) and call.work.view is not None:
+            slide(call, call.work, self._holdings[call.run_id], self.shape.block_size)
 
     def finish_restoring(self, call: OpenCall) -> None:
         """What `secure` found dropped has run again."""
@@ -346,7 +353,7 @@ class ResourceManager:
         names: list[PageName] = []
         if num_new:
             assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-            first = call.call.grow_from + len(call.grown)
+            first = call.call.grow_from + _num_grown(call, call.call)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
@@ -396,6 +403,12 @@ class ResourceManager:
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size
-        for place in range(start // size, -(-end // size)):
+        for place in range(max(start, 0) // size, -(-end // size)):  # below 0: what was there has left a window
             first = place * size
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
+
+
+def _num_grown(call: OpenCall, generate: Generate) -> int:
+    """The pages that a segment has grown, those included that have left its window."""
+    assert isinstance(call.work, SegmentFeed)
+    return len(call.pages) + len(call.work.freed) - len(generate.pages)

@@ -11,6 +11,7 @@ from loopwright.control.feeds import Feed
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
+from loopwright.core.ids import PageName
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
@@ -31,7 +32,7 @@ class SegmentFeed(Feed):
 
     __slots__ = (
         "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
-        "_num_prompt", "_reason", "_state", "_token_bytes", "has_stops", "is_interrupted",
+        "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops", "is_interrupted",
         "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
     )  # fmt: skip
 
@@ -49,6 +50,7 @@ class SegmentFeed(Feed):
         self.num_allowed: tuple[int, ...] = ()  # for each of `sampled`; only if asked for, and if not all were allowed
         if call.sampling.has_penalties:
             self._generated = self.tokens  # rows refer to this very list
+        self.freed: list[PageName] = []  # of pages that have left its window, in this order
         self.is_interrupted = False  # set by the controller; the segment ends at its next token boundary
         self._call = call
         self._num_prompt = len(call.tokens)
@@ -129,6 +131,26 @@ class SegmentFeed(Feed):
         """The last token does not count: its row failed."""
         del self.tokens[-1], self.logprobs[-1]
 
+    @property
+    def first_position_left(self) -> int:
+        """No token that it runs from now on stands before this, nor can any see what such a token could not."""
+        if not self.tokens and self.num_left:
+            return min(self._positions[self._num_run :])
+        return self.position
+
+    def leave_out(self, blocks: Sequence[int], names: Sequence[PageName], block_size: int) -> None:
+        """Blocks of its page list are gone: KV places behind them move up."""
+        assert self.view is not None
+        self.view.leave_out(blocks)
+        gone, num_places = set(blocks), len(blocks) * block_size
+        self.block_ids = [block for place, block in enumerate(self.block_ids) if place not in gone]
+        place, offset = divmod(self.num_recorded, block_size)
+        num_before = sum(block < place for block in blocks)
+        self.num_recorded = (place - num_before) * block_size + (0 if place in gone else offset)
+        self.start_kv_len -= num_places  # from here on it says only where tokens that have not left would be
+        self._kv_len -= num_places
+        self.freed += names
+
     def progress(self) -> Progress | None:
         """The tokens of the step that just ended, if the program asked to see them and there were any."""
         if not self._call.progress or not self.sampled:
@@ -145,6 +167,7 @@ class SegmentFeed(Feed):
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
         num_kept, remainder = len(self.tokens), ""
+        num_gone = self._call.kv_len - self.start_kv_len  # places that have left its window
         stop: str | int | None = None
         if self._reason == "stop_token":
             num_kept, stop = num_kept - 1, self.tokens[-1]
@@ -158,8 +181,9 @@ class SegmentFeed(Feed):
             remainder=remainder,
             reason=self._reason,
             stop=stop,
-            kv_len=min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
-            num_pages=num_pages,
+            kv_len=num_gone + min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
+            num_pages=num_pages + len(self.freed),
+            freed=tuple(self.freed),
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
             sampler_state=self._sampler_state(),

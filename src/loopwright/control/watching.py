@@ -112,6 +112,11 @@ class WatchedFeed(SegmentFeed):
         return self.is_interrupted
 
     @property
+    def first_position_left(self) -> int:
+        """A veto has the token before the first that is not acknowledged run again."""
+        return min(super().first_position_left, self._call.positions[-1] + self._num_acknowledged)
+
+    @property
     def num_final(self) -> int:
         """All but the last of the prompt, which runs again after a veto of the first token, may be taken back."""
         return min(self.kv_len, self.start_kv_len + self._num_prompt - 1)

@@ -16,6 +16,14 @@ OTHER = "(other)"
 BOUNDED_LABELS = frozenset({"tenant", "program", "tool"})
 
 
+class Histogram(Protocol):
+    """One histogram with its labels, for who observes often."""
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Adds one value, or several equal ones."""
+        ...
+
+
 class Instrument(Protocol):
     """What layers tell. `labels` are in the order of the metric's own, but for those that are the same throughout."""
 
@@ -23,9 +31,7 @@ class Instrument(Protocol):
         """Counts."""
         ...
 
-    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = (), times: int = 1) -> None:
-        """Adds one value, or several equal ones, to a histogram."""
-        ...
+    def histogram(self, metric: Metric, labels: tuple[str, ...] = ()) -> Histogram: ...
 
 
 class Silent:
@@ -33,10 +39,28 @@ class Silent:
 
     def add(self, metric: Metric, amount: float = 1, labels: tuple[str, ...] = ()) -> None: ...
 
-    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = (), times: int = 1) -> None: ...
+    def histogram(self, metric: Metric, labels: tuple[str, ...] = ()) -> "Silent":
+        return self
+
+    def observe(self, value: float, times: int = 1) -> None: ...
 
 
 SILENT = Silent()
+
+
+class Buckets:
+    """A Histogram that remembers."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+        self._bounds = bounds
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
 
 
 class Meter:
@@ -45,40 +69,40 @@ class Meter:
     def __init__(self, common: Mapping[str, str] | None = None) -> None:
         self._common = common or {}
         self._sums: dict[Metric, dict[tuple[str, ...], float]] = {}
-        self._counts: dict[Metric, dict[tuple[str, ...], list[int]]] = {}
+        self._buckets: dict[Metric, dict[tuple[str, ...], Buckets]] = {}
         self._known: dict[str, set[str]] = {}  # values of bounded labels
 
     def add(self, metric: Metric, amount: float = 1, labels: tuple[str, ...] = ()) -> None:
-        sums = self._sums.get(metric)
-        if sums is None:
-            sums = self._sums[metric] = {}
+        sums = self._sums.setdefault(metric, {})
         if labels not in sums:
             labels = self._bounded(metric, labels)
         sums[labels] = sums.get(labels, 0) + amount
 
-    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = (), times: int = 1) -> None:
-        by_labels = self._counts.get(metric)
-        if by_labels is None:
-            by_labels = self._counts[metric] = {}
-        counts = by_labels.get(labels)
-        if counts is None:
+    def histogram(self, metric: Metric, labels: tuple[str, ...] = ()) -> Buckets:
+        by_labels = self._buckets.setdefault(metric, {})
+        if labels not in by_labels:
             labels = self._bounded(metric, labels)
-            counts = by_labels.setdefault(labels, [0] * (len(metric.bounds) + 1))
-        counts[bisect_left(metric.bounds, value)] += times
-        self.add(metric, value * times, labels)
+            by_labels.setdefault(labels, Buckets(metric.bounds))
+        return by_labels[labels]
 
     def series(self, gauges: Iterable[tuple[Metric, float, tuple[str, ...]]] = ()) -> tuple[Series, ...]:
         """All that was counted, and what is so now."""
-        found = [
-            Series(metric.name, self._all_labels(metric, labels), value, self._counts_of(metric, labels))
-            for metric, sums in self._sums.items()
-            for labels, value in sums.items()
+        sums = [
+            (metric, labels, value, ())
+            for metric, by_labels in self._sums.items()
+            for labels, value in by_labels.items()
         ]
-        found += (Series(metric.name, self._all_labels(metric, labels), value) for metric, value, labels in gauges)
-        return tuple(found)
-
-    def _counts_of(self, metric: Metric, labels: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self._counts[metric][labels]) if metric in self._counts else ()
+        histograms = [
+            (metric, labels, one.sum, tuple(one.counts))
+            for metric, by_labels in self._buckets.items()
+            for labels, one in by_labels.items()
+            if any(one.counts)
+        ]
+        now = [(metric, labels, value, ()) for metric, value, labels in gauges]
+        return tuple(
+            Series(metric.name, self._all_labels(metric, labels), value, counts)
+            for metric, labels, value, counts in (*sums, *histograms, *now)
+        )
 
     def _own_labels(self, metric: Metric) -> list[str]:
         return [name for name in metric.labels if name not in self._common]

@@ -119,7 +119,9 @@ class Observation:
     def begins(self) -> None:
         """The program calls, logs or waits for the first time."""
         self.has_begun = True
-        self._instrument.observe(metrics.LAUNCH_S, self._clock.now_s() - self._admitted_s, (self._account.sandbox,))
+        self._instrument.histogram(metrics.LAUNCH_S, (self._account.sandbox,)).observe(
+            self._clock.now_s() - self._admitted_s
+        )
 
     def waits(self) -> None:
         """The program computes nothing from now on."""
@@ -154,7 +156,7 @@ class Observation:
             return
         now_s = self._clock.now_s()
         self._add_open(watched, now_s)
-        self._instrument.observe(metrics.HOST_CALL_S, now_s - watched.began_s, (watched.op,))
+        self._instrument.histogram(metrics.HOST_CALL_S, (watched.op,)).observe(now_s - watched.began_s)
         if self._timeline.is_full:
             self._timeline.settle(min((one.began_s for one in self._watched.values()), default=now_s))
 
@@ -178,9 +180,9 @@ class Observation:
         account = (self._account.tenant, self._account.program)
         instrument = self._instrument
         instrument.add(metrics.RUNS_ENDED, 1, (*account, code))
-        instrument.observe(metrics.E2E_S, end_s - self._timeline.start_s, account)
+        instrument.histogram(metrics.E2E_S, account).observe(end_s - self._timeline.start_s)
         if self._first_s is not None:
-            instrument.observe(metrics.FIRST_TOKEN_S, self._first_s - self._timeline.start_s, account)
+            instrument.histogram(metrics.FIRST_TOKEN_S, account).observe(self._first_s - self._timeline.start_s)
         for phase, seconds in self._timeline.totals().items():
             instrument.add(metrics.PHASE_S, seconds, (*account, phase))
         instrument.add(metrics.PROGRAM_CPU_S, cpu_s, account)
