@@ -39,6 +39,9 @@ class NameTable(Generic[NameT, IdT]):
         self.num_backed = 0  # those of them that have a unit of the pool
         self._moment = moment
         self._unit_seconds, self._counted_s = 0.0, moment.now_s  # what was held for how long, until when
+        self.num_unbound = self.num_moved = 0  # names that were unbound; resources that lost their unit, or got one
+        self._kept: list[list[Resource[IdT]]] = []
+        self._orphans: set[Resource[IdT]] = set()  # kept, without names, and held by no call
         self._kind = kind
         self._pool = pool
         self._max_held = max_held
@@ -102,6 +105,7 @@ class NameTable(Generic[NameT, IdT]):
             if resource.id is None:
                 resource.id = self._pool.take()
                 self._count_backed(1)
+                self.num_moved += 1
 
     def num_unbacked(self, resources: Iterable[Resource[IdT]]) -> int:
         """How many have no unit: mostly none of the whole table."""
@@ -113,6 +117,7 @@ class NameTable(Generic[NameT, IdT]):
             assert resource.id is None
             resource.id = unit
             self._count_backed(1)
+            self.num_moved += 1
 
     def unback(self, resources: Iterable[Resource[IdT]]) -> None:
         """Takes the units of resources that live on."""
@@ -171,6 +176,18 @@ class NameTable(Generic[NameT, IdT]):
             self._release_if_unused(resource)
         for name in names:
             del self.names[name]
+        self.num_unbound += len(names)
+
+    def keep(self, resources: list[Resource[IdT]]) -> None:
+        """As `hold`, for many: none of them is touched, so it takes no time."""
+        self._kept.append(resources)
+
+    def end_keep(self, resources: list[Resource[IdT]]) -> None:
+        """Ends what `keep` began with the very same list."""
+        del self._kept[next(place for place, kept in enumerate(self._kept) if kept is resources)]
+        orphans, self._orphans = self._orphans, set()
+        for resource in orphans:
+            self._release_if_unused(resource)
 
     def hold(self, resources: Iterable[Resource[IdT]]) -> None:
         """Keeps the resources alive for a call."""
@@ -189,6 +206,12 @@ class NameTable(Generic[NameT, IdT]):
         self._unit_seconds += self.num_backed * (now_s - self._counted_s)
         self._counted_s = now_s
         self.num_backed += change
+
+    def check_kept(self, kept: Sequence[list[Resource[IdT]]]) -> None:
+        """Asserts that these are what `keep` keeps, and that nothing else is without a name or a call."""
+        assert sorted(map(id, kept)) == sorted(map(id, self._kept)), "what is kept does not add up"
+        assert all(any(one in resources for resources in kept) for one in self._orphans), "an orphan nobody keeps"
+        assert not any(one.num_names or one.num_holds for one in self._orphans), "an orphan has a name"
 
     def _bind(self, names: Sequence[NameT], resources: Sequence[Resource[IdT]]) -> None:
         for name, resource in zip(names, resources, strict=True):
@@ -214,6 +237,9 @@ class NameTable(Generic[NameT, IdT]):
     def _release_if_unused(self, resource: Resource[IdT]) -> None:
         if resource.num_names or resource.num_holds:
             return
+        if any(resource in kept for kept in self._kept):
+            self._orphans.add(resource)
+            return
         self.num_held -= 1
         if resource.id is not None:
             self._give_back(resource)
@@ -223,6 +249,7 @@ class NameTable(Generic[NameT, IdT]):
         self._pool.give(resource.id)
         resource.id = None
         self._count_backed(-1)
+        self.num_moved += 1
         if resource.lent is not None:
             resource.lent.num_holders -= 1
             resource.lent = None
