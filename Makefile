@@ -63,6 +63,7 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, programs
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
+	$(BIN)/python tests/project/openai_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/programs/gallery.py
 

@@ -86,7 +86,7 @@ def _operation(method: str, route: Route, taken: Taken, by_type: Mapping[type, J
     answer = by_type[taken.answer] if isinstance(taken.answer, type) else taken.answer
     content: Json = {"application/json": {"schema": answer}}
     if taken.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     error = {"description": "What is wrong.", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
     answered = {"description": "The answer.", "content": content}
     operation: Json = {

@@ -132,8 +132,10 @@ class ProgramRoutes:
         return json_response({"run": run_id}, status=202)
 
     async def _start(self, request: Request, body: ProgramRunBody, spec: RunSpec) -> Response:
-        is_detached = request.query_params.get("detach") == "true"
-        live_run = started_run(self._runs, spec, is_detached=is_detached)
+        detach = request.query_params.get("detach", "false")
+        if detach not in ("true", "false"):
+            raise BadRequest(f"detach: {detach[:50]!r} is neither true nor false", field="detach")
+        live_run = started_run(self._runs, spec, is_detached=detach == "true")
         is_streamed = body.stream if body.stream is not None else _accepts_events(request)
         if is_streamed:
             return SseResponse(live_run, _event_chunks)
