@@ -17,7 +17,16 @@ from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import QueueCall, WatchCall
 from loopwright.core.control import Session
-from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError, PermissionDenied
+from loopwright.core.errors import (
+    BadRequest,
+    ErrorInfo,
+    InternalError,
+    LimitExceeded,
+    LoopwrightError,
+    PermissionDenied,
+    ProgramError,
+    from_info,
+)
 from loopwright.core.ids import CallId
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
@@ -74,6 +83,7 @@ class Host:
         self._num_unread_bytes = 0
         self._wake: Callable[[], None] | None = None
         self._is_over = False
+        self._fault: ErrorInfo | None = None  # the last that was not the program's doing, of what control answered
 
     async def __aenter__(self) -> "Host":
         await self._tasks.__aenter__()
@@ -93,6 +103,12 @@ class Host:
                 call.task.cancel()
         self._open.clear()
         await self._tasks.__aexit__(kind, error, trace)
+
+    def blamed(self, error: ProgramError) -> LoopwrightError:
+        """The error that a program ended with; if it only passed on a fault of the model's side, that fault."""
+        if self._fault is None or self._fault.message != error.message:
+            return error
+        return from_info(msgspec.structs.replace(self._fault, traceback=error.traceback))
 
     # Guest: what the sandbox calls
 
@@ -263,6 +279,8 @@ class Host:
         if completion.is_final:
             del self._open[handle]
         if completion.error is not None:
+            if completion.error.code == "internal":
+                self._fault = completion.error
             self._push(handle, "error", completion.error, call.wants_answer)
         elif completion.result is not None:
             self._complete_ok(handle, call, completion.result)

@@ -112,6 +112,11 @@ class Context:
         return tuple(self._log.tokens)
 
     @property
+    def model(self) -> str:
+        """The name of its model; "" is the run's own."""
+        return self._queue.model
+
+    @property
     def num_pages(self) -> int:
         """The KV pages that the context holds a name for, shared ones included."""
         return len(self._kv.pages.names)
@@ -356,7 +361,7 @@ class Context:
         if self._turnstile.is_closed:
             return
         self._turnstile.is_closed = True
-        self._kv.pages.close()
+        self._kv.pages.close(is_sliding=self._segment is not None and self._kv.views.current.window is not None)
         if self._segment is not None:
             self._segment.abandon()
         elif self._kv.pages.is_settled:
@@ -403,7 +408,7 @@ class Context:
         written = (*run[:-1], (run[-1][0], num_tokens + fields["max_tokens"]))  # as far as its KV will reach
         self._segment = Segment(
             parts,
-            settle=lambda payload: self._settle(payload, grow_from, written, num_tokens),
+            settle=lambda payload: self._settle(payload, grow_from, written, num_tokens, page_size),
             fail=self._drop_segment,
             free=lambda payload: pages.free_grown(payload, grow_from),
             nothing=Turn.nothing(num_tokens),
@@ -415,10 +420,12 @@ class Context:
         await self._kv.slide()
         return turn
 
-    def _settle(self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int) -> Turn:
+    def _settle(self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int, page_size: int) -> Turn:
         """Brings the context up to date with a segment that is over."""
         self._segment = None
         self._kv.pages.account(payload, grow_from, written)
+        if freed := payload.get("freed"):
+            self._kv.pages.leave_out(freed, page_size)
         self._log.extend_written(payload["tokens"][: payload["num_kept"]])
         kept_text: str = payload["text"].removesuffix(payload["remainder"])
         self._log.transcript.write(kept_text)
@@ -429,6 +436,8 @@ class Context:
     def _drop_segment(self) -> None:
         self._segment = None
         if not self._queue.is_over:
+            if self._kv.views.current.window is not None:
+                self._kv.pages.lose()
             self._queue.post("clear_queue")
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:

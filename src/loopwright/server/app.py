@@ -13,6 +13,7 @@ from loopwright.core.runs import Runs
 from loopwright.server import errors
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
+from loopwright.server.identity import Identified, TenantOf, everybody
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
 from loopwright.server.program_routes import ProgramRoutes
@@ -22,8 +23,11 @@ from loopwright.server.text_routes import TextRoutes
 LOOPBACK = "127.0.0.1"
 
 
-def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) -> FastAPI:
-    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
+def create_app(
+    runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None, tenant_of: TenantOf = everybody
+) -> FastAPI:
+    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
+    `tenant_of` says whose a request is, and so whose are the runs that it starts."""
     generating = OpenAIRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
     texts = TextRoutes(runs)
@@ -54,7 +58,7 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    middleware = [Middleware(EndsWhenStopped)]
+    middleware = [Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
     return FastAPI(

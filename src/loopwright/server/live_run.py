@@ -7,18 +7,22 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from loopwright.core.errors import LoopwrightError, NotFound
 from loopwright.core.events import Event, Finished, Text, Tokens
 from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
+from loopwright.server.identity import current_tenant
 
 MAX_BATCH_EVENTS = 256  # read ahead of what the client has taken
 
 
 @asynccontextmanager
 async def started_run(runs: Runs, spec: RunSpec, *, is_detached: bool = False) -> AsyncIterator["LiveRun"]:
-    """Starts a run. Leaving the block before its final event cancels it, unless detached. Raises as Runs.start does."""
-    run = LiveRun(await runs.start(spec))
+    """Starts a run. Leaving the block before its final event cancels it, unless detached. It is
+    of the request's tenant. Raises as Runs.start does."""
+    run = LiveRun(await runs.start(msgspec.structs.replace(spec, tenant=current_tenant())))
     try:
         async with _reading(runs, run):
             yield run
