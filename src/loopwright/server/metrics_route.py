@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from loopwright.core.metrics import METRICS, NOTHING_MEASURED, Measured, Metric, Series
 from loopwright.core.runs import Runs
+from loopwright.server.openapi import takes
 
 PREFIX = "loopwright:"
 
@@ -31,8 +32,9 @@ class MetricsRoute:
         self._collector = _Collector()
         self._registry.register(self._collector)
 
+    @takes(answer={"type": "string"}, media="text/plain")
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics"""
+        """GET /metrics: what was counted, for Prometheus."""
         measured = await self._runs.metrics()
         gone = {name: tuple(filter(_is_sum, series)) for name, series in self._last.sources.items()}
         self._last = Measured(gone) | measured
