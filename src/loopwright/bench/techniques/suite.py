@@ -8,6 +8,7 @@ median of the rounds' own ratios. docs/benchmarks.md says what is compared, and 
 import asyncio
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -20,6 +21,7 @@ from loopwright.bench.rows import LATENCY_S, REQUESTS_PER_S, Metric, Row, case_n
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
 from loopwright.bench.techniques.cases import Case, make_cases
 from loopwright.bench.techniques.driver import Order, Timing
+from loopwright.compose.one_error import one_error
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Unavailable
 from loopwright.server.app import create_app
@@ -33,8 +35,9 @@ HOST = "127.0.0.1"
 FORWARDS = Metric("forwards", "forwards/request", lower_is_better=True)
 PREFILL_TOKENS = Metric("prefill_tokens", "tokens/request", lower_is_better=True)
 DECODE_TOKENS = Metric("decode_tokens", "tokens/request", lower_is_better=True)
+SERVER_CPU_MS = Metric("server_cpu_ms", "ms/request", lower_is_better=True)  # the engine's too, if it is a CPU
 CLIENT_CPU_MS = Metric("client_cpu_ms", "ms/request", lower_is_better=True)
-METRICS = (REQUESTS_PER_S, LATENCY_S, FORWARDS, PREFILL_TOKENS, DECODE_TOKENS, CLIENT_CPU_MS)
+METRICS = (REQUESTS_PER_S, LATENCY_S, FORWARDS, PREFILL_TOKENS, DECODE_TOKENS, SERVER_CPU_MS, CLIENT_CPU_MS)
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
@@ -69,10 +72,10 @@ class Driver:
         if side == "client":
             inputs = [[{name: value for name, value in one[0].items() if name != "role"}] for one in inputs]
         program = case.program if side == "program" else None
-        before = await self._system.control.stats()
+        before, before_cpu_s = await self._system.control.stats(), time.process_time()
         timing = await self._follow(Order(case.technique, inputs, program))
-        after = await self._system.control.stats()
-        return _values(timing, before, after, num_requests)
+        after, server_cpu_s = await self._system.control.stats(), time.process_time() - before_cpu_s
+        return _values(timing, before, after, num_requests) | {SERVER_CPU_MS: 1e3 * server_cpu_s / num_requests}
 
     async def _follow(self, order: Order) -> Timing:
         assert self._process.stdin is not None
@@ -87,24 +90,36 @@ class Driver:
 
 @asynccontextmanager
 async def driving(system: System, cases: Sequence[Case]) -> AsyncIterator[Driver]:
-    """Serves the system over HTTP, with the programs of the cases deployed, and starts the process that asks it."""
-    for case in cases:
-        source = (files("loopwright.bench.techniques") / "programs" / f"{case.technique}.py").read_text("utf-8")
-        await system.runs.deploy(case.program, source, f"{case.technique}.py")
-    async with asyncio.TaskGroup() as tasks:
-        port = asyncio.get_running_loop().create_future()
-        serving = tasks.create_task(_serve(system, port))
+    """Serves the system and starts the process that asks it."""
+    async with serving(system, cases) as url:
+        model = system.control.models()[0].name
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loopwright.bench.techniques.driver", f"http://{HOST}:{await port}",
-            system.control.models()[0].name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *(sys.executable, "-m", "loopwright.bench.techniques.driver", url, model),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         try:
             yield Driver(process, system)
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            serving.cancel()
+
+
+@asynccontextmanager
+async def serving(system: System, cases: Sequence[Case]) -> AsyncIterator[str]:
+    """The URL at which the system is served until the end, with the programs of the cases deployed."""
+    for case in cases:
+        source = (files("loopwright.bench.techniques") / "programs" / f"{case.technique}.py").read_text("utf-8")
+        await system.runs.deploy(case.program, source, f"{case.technique}.py")
+    with one_error():
+        async with asyncio.TaskGroup() as tasks:
+            port = asyncio.get_running_loop().create_future()
+            server = tasks.create_task(_serve(system, port))
+            try:
+                yield f"http://{HOST}:{await port}"
+            finally:
+                server.cancel()
 
 
 async def _serve(system: System, port: "asyncio.Future[int]") -> None:

@@ -16,6 +16,7 @@ async def grow(ctx: Context, levels: list[str], branches: int, max_tokens: int) 
     if not levels:
         return [[]]
     ctx.user(levels[0])
+    ctx.append("")  # opens the answer, once for all branches
 
     async def branch(fork: Context) -> list[list[str]]:
         turn = await fork.generate(max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
