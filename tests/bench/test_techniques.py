@@ -33,7 +33,7 @@ TINY = {
     "completion": {"max_tokens": 4},
     "prefix_tree": {"parts": [["One."], ["A", "B"], ["C", "D"]], "max_tokens": 3},
     "tree_of_thought": {"max_tokens": 3},
-    "recursion_of_thought": {"depth": 1, "max_tokens": 3},
+    "recursion_of_thought": {"system": "Solve.", "depth": 1, "max_tokens": 3},
     "graph_of_thought": {"lengths": [2, 5, 3, 4], "levels": 1, "max_tokens": 3},
     "skeleton_of_thought": {"plan_tokens": 6, "max_tokens": 3},
     "prefix_cache": {"system": "A museum of clocks.", "max_tokens": 4},

@@ -25,6 +25,11 @@ _TOOLS = (
     "told what came of it as an observation. When you know the answer, write it. "
 )
 _ROLES = ("say where the story is", "bring in a hero", "bring trouble", "end the story well")
+_RULES = (
+    "You solve tasks by splitting them. Write two smaller tasks that lead to the answer together, each in a line; when "
+    "a task is small enough, write its answer. When you are told the answers to your tasks, join them to one answer. Be "
+    "brief and exact, and never repeat a task. "
+)
 _JSON_ITEMS = r"""start: "[" item ("," item)* "]"
 item: object | string | number
 object: "{" pair ("," pair)* "}"
@@ -66,7 +71,7 @@ def _paper() -> list[Case]:
         Case("completion", 128, {"max_tokens": 64}),
         Case("prefix_tree", 64, {"parts": _parts(4), "max_tokens": 32}),
         Case("tree_of_thought", 64, {**_tree(), "branches": 2, "max_tokens": 64}),
-        Case("recursion_of_thought", 32, {"system": "Solve a task.", "depth": 5, "max_tokens": 256}),
+        Case("recursion_of_thought", 32, {"system": _RULES, "depth": 5, "max_tokens": 256}),
         Case("graph_of_thought", 128, {"lengths": [4, 32, 16, 8, 4, 16, 3, 32], "levels": 2, "max_tokens": 64}),
         Case("skeleton_of_thought", 128, {"points": 3, "plan_tokens": 80, "max_tokens": 80}),
         Case("prefix_cache", 128, {"system": _MUSEUM * 4, "max_tokens": 64}),
@@ -82,20 +87,20 @@ def _paper() -> list[Case]:
 
 def _small() -> list[Case]:
     return [
-        Case("completion", 8, {"max_tokens": 12}),
+        Case("completion", 8, {"max_tokens": 24}),
         Case("prefix_tree", 2, {"parts": _parts(1), "max_tokens": 8}),
         Case("tree_of_thought", 2, {**_tree(), "branches": 2, "max_tokens": 6}),
-        Case("recursion_of_thought", 4, {"system": "Solve a task.", "depth": 2, "max_tokens": 6}),
+        Case("recursion_of_thought", 4, {"system": _RULES, "depth": 2, "max_tokens": 6}),
         Case("graph_of_thought", 2, {"lengths": [1, 6, 4, 2, 1, 4, 2, 6], "levels": 2, "max_tokens": 6}),
         Case("skeleton_of_thought", 4, {"points": 3, "plan_tokens": 8, "max_tokens": 8}),
-        Case("prefix_cache", 8, {"system": _MUSEUM * 2, "max_tokens": 12}),
-        Case("ebnf", 8, {"grammar": _JSON_ITEMS, "max_tokens": 12}),
+        Case("prefix_cache", 8, {"system": _MUSEUM * 2, "max_tokens": 24}),
+        Case("ebnf", 8, {"grammar": _JSON_ITEMS, "max_tokens": 24}),
         Case("speculative", 8, {"ngram": 2, "drafts": 4, "max_tokens": 24}),
         Case("beam", 4, {"beams": 3, "max_tokens": 8}),
         Case("attention_sink", 4, {"window": 16, "sinks": 32, "stride": 20, "max_tokens": 40}),
         Case("react", 8, {"system": _TOOLS, "calls": 3, "tool_s": TOOL_S, "max_tokens": 6}),
-        Case("code_act", 8, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 6}),
-        Case("swarm", 4, {"roles": _roles(), "max_tokens": 8}, roles=4),
+        Case("code_act", 8, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 12}),
+        Case("swarm", 4, {"roles": _roles(), "max_tokens": 12}, roles=4),
     ]
 
 

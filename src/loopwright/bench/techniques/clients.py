@@ -100,7 +100,8 @@ async def ebnf(api: Endpoint, number: str, grammar: str, max_tokens: int) -> str
 
 async def speculative(api: Endpoint, number: str, ngram: int, drafts: int, max_tokens: int) -> str:
     """No route takes guesses: the same tokens, by plain generation."""
-    return await api.chat([user_says(f"Print 'hello' 100 times. ({number})")], max_tokens)
+    (text,) = await api.complete([f"House {number}. Print 'hello' 100 times: hello hello hello"], max_tokens)
+    return text
 
 
 async def beam(api: Endpoint, number: str, beams: int, max_tokens: int) -> str:

@@ -1,4 +1,7 @@
-"""Splits a task in two, solves the parts, the first by splitting it again, and joins the answers."""
+"""Splits a task in two, solves the parts, the first by splitting it again, and joins the answers.
+
+The rules are in the server's prefix cache after the first task, so there is nothing to gain by a fork.
+"""
 
 import asyncio
 
@@ -6,13 +9,12 @@ from loopwright import Context
 
 
 async def main(number: str, system: str, depth: int, max_tokens: int) -> str:
-    rules = Context()
-    rules.system(system)
-    return await solve(rules, f"What is {number} times 123?", depth, max_tokens)
+    return await solve(system, f"What is {number} times 123?", depth, max_tokens)
 
 
-async def solve(rules: Context, task: str, depth: int, max_tokens: int) -> str:
-    ctx = await rules.fork()
+async def solve(rules: str, task: str, depth: int, max_tokens: int) -> str:
+    ctx = Context()
+    ctx.system(rules)
     ctx.user(task)
     text = (await ctx.generate(max_tokens=max_tokens, temperature=0.8, ignore_eos=True)).text
     if depth == 0:

@@ -1,4 +1,7 @@
-"""Plans an answer, then writes all of its points at once."""
+"""Plans an answer, then writes all of its points at once.
+
+The question is too short to be worth a forward of its own, as a fork would make it.
+"""
 
 import asyncio
 
@@ -6,17 +9,17 @@ from loopwright import Context
 
 
 async def main(number: str, points: int, plan_tokens: int, max_tokens: int) -> list[str]:
-    ctx = Context()
-    ctx.user(f"How do I care for bicycle {number}?")
-    plan = await ctx.fork()
-    plan.user(f"Name {points} points of the answer.")
-    text = (await plan.generate(max_tokens=plan_tokens, ignore_eos=True)).text
+    question = f"How do I care for bicycle {number}?"
+    text = await answer(question, f"Name {points} points of the answer.", plan_tokens)
     size = -(-len(text) // points)
     titles = [text[place * size : (place + 1) * size] for place in range(points)]
-    return await asyncio.gather(*(elaborate(ctx, title, max_tokens) for title in titles))
+    return await asyncio.gather(
+        *(answer(question, f"Write about this point alone: {title}", max_tokens) for title in titles)
+    )
 
 
-async def elaborate(question: Context, title: str, max_tokens: int) -> str:
-    ctx = await question.fork()
-    ctx.user(f"Write about this point alone: {title}")
+async def answer(question: str, request: str, max_tokens: int) -> str:
+    ctx = Context()
+    ctx.user(question)
+    ctx.user(request)
     return (await ctx.generate(max_tokens=max_tokens, ignore_eos=True)).text

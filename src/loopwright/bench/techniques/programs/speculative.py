@@ -1,25 +1,30 @@
-"""Guesses that what followed the last words before follows them again, and has all guesses checked in one forward."""
+"""Guesses that what followed the last words before follows them again, and has all guesses checked in one forward.
+
+Without a guess, or after one of which less than half was right, it goes on in a plain segment, each time a longer one.
+"""
 
 from loopwright import Context, detokenize
 
-MIN_ACCEPTED, NUM_TRIED = 0.25, 8
+SHORTEST = 4  # tokens of a plain segment
 
 
 async def main(number: str, ngram: int, drafts: int, max_tokens: int) -> str:
     ctx = Context()
-    ctx.user(f"Print 'hello' 100 times. ({number})")
+    ctx.append(f"House {number}. Print 'hello' 100 times: hello hello hello")
+    await ctx.flush()
     written: list[int] = []
-    num_guesses = num_accepted = 0
+    plain_tokens = SHORTEST
     while (num_left := max_tokens - len(written)) > 0:
-        if num_guesses >= NUM_TRIED and num_accepted < MIN_ACCEPTED * num_guesses:
-            turn = await ctx.generate(max_tokens=num_left, ignore_eos=True)
+        if guess := lookup(ctx.tokens, ngram, min(drafts, num_left - 1)):
+            verified = await ctx.verify(guess)
+            written += verified.tokens
+            if 2 * verified.num_accepted >= len(guess):
+                plain_tokens = SHORTEST
+                continue
+        if num_left := max_tokens - len(written):
+            turn = await ctx.generate(max_tokens=min(plain_tokens, num_left), ignore_eos=True)
             written += turn.tokens
-            break
-        guess = lookup(ctx.tokens, ngram, min(drafts, num_left - 1))
-        verified = await ctx.verify(guess)
-        written += verified.tokens
-        num_guesses += bool(guess)
-        num_accepted += verified.num_accepted
+            plain_tokens *= 2
     return await detokenize(written)
 
 
