@@ -27,7 +27,7 @@ _TOOLS = (
 _ROLES = ("say where the story is", "bring in a hero", "bring trouble", "end the story well")
 _RULES = (
     "You solve tasks by splitting them. Write two smaller tasks that lead to the answer together, each in a line; when "
-    "a task is small enough, write its answer. When you are told the answers to your tasks, join them to one answer. Be "
+    "a task is small enough, write its answer. When you are told the answers to your tasks, join them. Be "
     "brief and exact, and never repeat a task. "
 )
 _JSON_ITEMS = r"""start: "[" item ("," item)* "]"
