@@ -141,9 +141,10 @@ class System:
         """Runs a program to its end."""
         return await (await self.start(source, sandbox, seed, **arguments)).outcome()
 
-    async def chat(self, content: str, **arguments: Any) -> Outcome:
-        """Runs the built-in chat program, as an OpenAI request would."""
-        arguments = {"messages": [{"role": "user", "content": content}], "temperature": 0.0, **arguments}
+    async def chat(self, content: str, max_tokens: int | None = None, **sampling: Any) -> Outcome:
+        """Runs the built-in chat program, as an OpenAI request would; greedy unless told otherwise."""
+        options = {"max_tokens": max_tokens, "sampling": {"temperature": 0.0, **sampling}}
+        arguments = {"messages": [{"role": "user", "content": content}], "options": options}
         run_id = await self.launcher.start(RunSpec(program="chat", arguments=arguments, sandbox="native"))
         return await RunningRun(self.launcher, run_id).outcome()
 

@@ -32,12 +32,16 @@ class Eyes:
     sinks: int = 0
 
     def sees(self, own: int, other: int) -> bool:
-        if other >= own or other in self.hidden:
-            return other == own
-        if self.size is None:
-            return True
-        border = max(0, PAGE * ((own + 1 - self.size) // PAGE))
-        return other >= border or other < PAGE * math.ceil(self.sinks / PAGE)
+        return other <= own and bool(self.row(own)[other])
+
+    def row(self, own: int) -> np.ndarray:
+        """[own + 1]: whether token `own` sees each token up to itself."""
+        seen = np.ones(own + 1, dtype=bool)
+        if self.size is not None:
+            border = max(0, PAGE * ((own + 1 - self.size) // PAGE))
+            seen[PAGE * math.ceil(self.sinks / PAGE) : border] = False
+        seen[[one for one in self.hidden if one < own]] = False
+        return seen
 
 
 @dataclass
@@ -111,8 +115,10 @@ class DenseContext:
     def logprobs(self) -> np.ndarray:
         """[num_tokens, vocab_size]: what follows each token."""
         size = len(self.tokens)
-        mask = torch.tensor([[self.eyes[own].sees(own, other) for other in range(size)] for own in range(size)])
-        logits = oracle().logits(self.tokens, mask=mask).double().numpy()
+        mask = np.zeros((size, size), dtype=bool)
+        for own, eyes in enumerate(self.eyes):
+            mask[own, : own + 1] = eyes.row(own)
+        logits = oracle().logits(self.tokens, mask=torch.from_numpy(mask)).double().numpy()
         return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
     def generate(self, num_tokens: int) -> tuple[list[int], list[float]]:

@@ -130,8 +130,9 @@ class FakeExecutor:
         for embed in batch.embeds:
             for slot, token, position in zip(embed.slots, embed.token_ids, embed.positions, strict=True):
                 self._slots[slot] = (token, position)
-        return StepResult(
-            [self._row(row) for row in batch.rows],
+        return StepResult.of_all_rows(
+            batch,
+            [self._row(row) for row in batch.all_rows],
             [self._head(head) for head in batch.heads],
             [RowResult(error=self.fail_shift) for _ in batch.shifts],
         )
@@ -227,7 +228,7 @@ def _allowing(row: ForwardRow | HeadRow, number: int) -> Sampling:
 
 def _check_independence(batch: Batch, block_size: int) -> None:
     """That no entry depends on one of its own list; on those of an earlier list it may."""
-    for entries in (batch.copies, batch.shifts, batch.embeds, batch.rows, batch.heads):
+    for entries in (batch.copies, batch.shifts, batch.embeds, batch.all_rows, batch.heads):
         touched = [_touched(entry, block_size) for entry in entries]
         for one, (_, writes) in enumerate(touched):
             for other, (other_reads, other_writes) in enumerate(touched):

@@ -10,7 +10,7 @@ from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.grammars import GrammarCompiler
-from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
 from loopwright.core.traits import Trait
@@ -52,8 +52,10 @@ class Rig:
         info = model_info(self.executor, traits)
         self.controller = Controller(self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars)
 
-    def open(self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,)) -> "RigRun":
-        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits()))
+    def open(
+        self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,), tenant: str = ""
+    ) -> "RigRun":
+        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits(), TenantId(tenant)))
         for queue in queues:
             assert run.now(CreateQueue(queue=QueueName(queue))).error is None
         return run

@@ -106,7 +106,7 @@ def test_calls_of_one_queue_complete_in_order_though_they_share_a_batch() -> Non
     assert rig.drain() == 1
     assert [call for call in run.order() if call in first] == first
     assert [call for call in run.order() if call in other] == other
-    assert [len(batch.rows) for batch in rig.executor.batches] == [6]
+    assert [batch.num_rows for batch in rig.executor.batches] == [6]
 
 
 def test_a_call_of_another_queue_that_reads_a_page_waits_for_its_writer_and_sees_its_tokens() -> None:

@@ -21,7 +21,7 @@ def debug(run: RigRun, queue: int | None = None) -> DebugInfo:
 
 def first_tokens(rig: Rig) -> list[int]:
     """The first token of every row that started a prompt, in the order of the steps."""
-    return [row.token_ids[0] for batch in rig.executor.batches for row in batch.rows if row.kv_len == 0]
+    return [row.token_ids[0] for batch in rig.executor.batches for row in batch.all_rows if row.kv_len == 0]
 
 
 @pytest.mark.parametrize(("priority", "order"), [(1, [31, 11, 21]), (0, [11, 21, 31]), (-1, [11, 21, 31])])

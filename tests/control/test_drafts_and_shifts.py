@@ -64,7 +64,7 @@ def test_drafts_give_what_sampling_one_by_one_gives_however_the_prompt_is_cut(
     assert result.logprob_kind == "raw"
     assert (result.kv_len, result.num_pages) == (len(PROMPT) + num_right, 6)
     assert run.forwarded(beside).tokens == (choose(NaiveContext().run((5, 6, 7), range(3))[-1], SAMPLING, 3),)
-    judged = [row for batch in rig.executor.batches for row in batch.rows if row.num_drafts]
+    judged = [row for batch in rig.executor.batches for row in batch.all_rows if row.num_drafts]
     assert [row.num_drafts for row in judged] == [5]
     assert judged[0].num_tokens >= 6
 

@@ -47,9 +47,9 @@ def import_(name: str = "doc", names: tuple[int, ...] = (11, 12)) -> ImportPages
     return ImportPages(queue=QUEUE, name=name, pages=pages(*names))
 
 
-def filled(rig: Rig, name: str, limits: ControlLimits | None = None) -> RigRun:
+def filled(rig: Rig, name: str, limits: ControlLimits | None = None, tenant: str = "") -> RigRun:
     """A run whose pages 1 and 2 hold TOKENS."""
-    run = rig.open(name, limits)
+    run = rig.open(name, limits, tenant=tenant)
     call = run.submit(
         ForwardText(
             queue=QUEUE, pages=(), grow_from=PageName(1), kv_len=0, tokens=TOKENS, positions=POSITIONS, answer=True
@@ -198,8 +198,7 @@ def test_exports_are_listed_by_name_and_by_prefix() -> None:
 
 def test_a_name_belongs_to_the_identity_that_the_server_knows() -> None:
     rig = Rig()
-    giver, stranger = filled(rig, "giver"), filled(rig, "stranger")
-    stranger.session.tenant = TenantId("other")
+    giver, stranger = filled(rig, "giver"), filled(rig, "stranger", tenant="other")
     giver.now(export())
     assert "nothing is exported as 'doc'" in refused(rig, stranger, import_())
     assert "nothing is exported as 'doc'" in refused(rig, stranger, UnexportPages(queue=QUEUE, name="doc"))

@@ -58,8 +58,8 @@ def test_forced_tokens_ride_in_the_row_of_the_token_before_them() -> None:
     places = Places(ANY, {11}, {12}, {13}, ANY, {14}, ANY)
     segment, rig, _ = run_to_end(places)
     assert list(segment.tokens) == naive(places)
-    assert [batch.rows[0].num_tokens for batch in rig.executor.batches] == [6, 4, 2]
-    assert [batch.rows[0].num_drafts for batch in rig.executor.batches] == [0, 3, 1]
+    assert [batch.all_rows[0].num_tokens for batch in rig.executor.batches] == [6, 4, 2]
+    assert [batch.all_rows[0].num_drafts for batch in rig.executor.batches] == [0, 3, 1]
     assert segment.logprobs == tuple(-float(token) for token in segment.tokens)
     assert (segment.kv_len, segment.num_kept, segment.num_pages) == (12, 7, 3)
 
@@ -68,7 +68,7 @@ def test_what_is_forced_from_the_start_rides_with_the_prompt() -> None:
     places = Places({11}, {12}, ANY)
     segment, rig, _ = run_to_end(places)
     assert list(segment.tokens) == naive(places)
-    assert [batch.rows[0].num_tokens for batch in rig.executor.batches] == [8]
+    assert [batch.all_rows[0].num_tokens for batch in rig.executor.batches] == [8]
     assert segment.kv_len == 8
 
 
@@ -82,7 +82,7 @@ def test_forced_tokens_keep_to_a_row_when_the_prompt_is_cut_into_chunks() -> Non
     places = Places({11}, {12}, ANY, {13}, {14}, ANY)
     segment, rig, _ = run_to_end(places, {"config": ControlConfig(max_batch_rows=2, max_batch_tokens=3)})
     assert list(segment.tokens) == naive(places)
-    assert [batch.rows[0].num_tokens for batch in rig.executor.batches] == [3, 2, 3, 3]
+    assert [batch.all_rows[0].num_tokens for batch in rig.executor.batches] == [3, 2, 3, 3]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6])

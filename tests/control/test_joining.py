@@ -69,7 +69,7 @@ def test_a_chain_that_is_known_in_advance_is_one_row_of_one_step() -> None:
         run.now(AllocatePages(queue=QUEUE, pages=pages(1)))
         chains.append(chain(run))
     assert rig.drain() == 1
-    assert len(rig.executor.batches[0].rows) == 3
+    assert rig.executor.batches[0].num_rows == 3
     for run, calls in zip(runs, chains, strict=True):
         assert run.order()[-4:] == calls
         assert run.forwarded(calls[2]).token == token_after((5, 6, 7))
@@ -107,7 +107,7 @@ def test_a_call_behind_a_prompt_that_is_cut_waits_for_its_last_part() -> None:
     run.submit(text(range(2, 12), grow_from=PageName(1)))
     behind = run.submit(text((20, 21), grow_from=PageName(50), sampling=SAMPLING))
     rig.drain()
-    assert [[row.num_tokens for row in batch.rows] for batch in rig.executor.batches] == [[6], [4, 2]]
+    assert [[row.num_tokens for row in batch.all_rows] for batch in rig.executor.batches] == [[6], [4, 2]]
     assert run.forwarded(behind).token == token_after((20, 21))
 
 
@@ -121,7 +121,7 @@ def test_a_sample_behind_a_forward_that_is_cut_waits_for_its_last_part() -> None
     run.submit(Forward(queue=QUEUE, pages=pages(1, 2), kv_len=0, inputs=inputs, outputs=embeds(9)))
     sample = run.submit(Sample(queue=QUEUE, embed=EmbedName(9), sampling=SAMPLING, position=5))
     assert rig.drain() == 2
-    assert [(len(batch.rows), len(batch.heads)) for batch in rig.executor.batches] == [(1, 0), (1, 1)]
+    assert [(batch.num_rows, len(batch.heads)) for batch in rig.executor.batches] == [(1, 0), (1, 1)]
     assert run.forwarded(sample).token == token_after(PROMPT)
 
 
@@ -142,7 +142,7 @@ def test_no_more_calls_join_than_a_step_may_hold() -> None:
     run = rig.open("a")
     calls = [run.submit(text((5,), grow_from=PageName(10 * n), sampling=SAMPLING)) for n in range(1, 6)]
     rig.drain()
-    assert [len(batch.rows) for batch in rig.executor.batches] == [2, 2, 1]
+    assert [batch.num_rows for batch in rig.executor.batches] == [2, 2, 1]
     assert [run.forwarded(call).token for call in calls] == [token_after((5,))] * 5
 
 
@@ -166,7 +166,7 @@ def test_what_joined_a_call_that_failed_is_poisoned_and_what_it_wrote_is_not_rea
     failing = run.submit(text((13,), names=(1,)))
     joined = run.submit(text((5, 6), names=(2,), sampling=SAMPLING))
     assert rig.drain() == 1
-    assert len(rig.executor.batches[-1].rows) == 2
+    assert rig.executor.batches[-1].num_rows == 2
     assert (run.error_type(failing), run.error_type(joined)) == ("InternalError", "Poisoned")
     assert run.order()[-2:] == [failing, joined]
     run.now(ClearQueue(queue=QUEUE))

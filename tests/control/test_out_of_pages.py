@@ -129,7 +129,7 @@ def test_the_run_with_the_least_service_goes_on_and_the_one_with_the_most_is_sus
     finish(rig, [old, young], [long, short])
     assert list(old.segment(long).tokens) == expected(text(1, 16), 17)
     assert list(young.segment(short).tokens) == expected(text(2, 8), 9)
-    positions = [{row.positions[-1] for row in batch.rows} for batch in rig.executor.batches]
+    positions = [{row.positions[-1] for row in batch.all_rows} for batch in rig.executor.batches]
     young_ends = max(place for place, one in enumerate(positions) if 15 in one)
     old_ends = max(place for place, one in enumerate(positions) if 31 in one)
     assert young_ends < old_ends
@@ -280,7 +280,7 @@ def test_a_run_that_is_closed_while_its_pages_are_rebuilt_gives_back_all() -> No
     run.submit(CopyPage(queue=QUEUE, source=PageName(100), target=PageName(101), size=2))
     batch = rig.controller.schedule()
     assert batch is not None
-    assert batch.rows
+    assert batch.all_rows
     run.session.close()
     rig.controller.complete(rig.executor.run(batch))
     rig.assert_all_free()

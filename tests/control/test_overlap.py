@@ -39,7 +39,7 @@ async def next_step(executor: FakeExecutor) -> int:
         await executor.is_holding.wait()
     assert executor.held is not None
     [(batch, _)] = executor.held
-    return len(batch.rows)
+    return batch.num_rows
 
 
 def segment(max_tokens: int = 3) -> Generate:

@@ -182,7 +182,7 @@ def test_a_page_of_which_nothing_is_seen_leaves_the_row_and_the_others_need_no_m
     run.submit(generate([40], pages=names, kv_len=12, max_tokens=6))
     rig.executor.batches.clear()
     rig.drain()
-    rows = [row for batch in rig.executor.batches for row in batch.rows]
+    rows = [row for batch in rig.executor.batches for row in batch.all_rows]
     assert [(row.mask, row.kv_len, len(row.block_ids)) for row in rows] == [
         (None, 8 + place, 3 + place // SIZE) for place in range(6)
     ]
@@ -240,7 +240,7 @@ def test_rows_of_a_windowed_segment_stay_short_and_need_no_mask() -> None:
     call = generate([5], sampling=SAMPLING, max_tokens=100)
     run.submit(msgspec.structs.replace(call, window=KvWindow(size=8, sinks=4)))
     rig.drain()
-    rows = [row for batch in rig.executor.batches for row in batch.rows]
+    rows = [row for batch in rig.executor.batches for row in batch.all_rows]
     assert len(rows) == 100
     assert all(row.mask is None for row in rows)
     assert max(row.kv_len + 1 for row in rows) == 4 + 8 + SIZE - 1

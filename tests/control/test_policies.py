@@ -26,7 +26,7 @@ def rig_with(policy: str, **rest) -> Rig:
 
 def one_step(rig: Rig) -> int:
     """How many rows the next step has; 0 if none is formed now."""
-    return len(rig.executor.batches[-1].rows) if rig.step() else 0
+    return rig.executor.batches[-1].num_rows if rig.step() else 0
 
 
 def submit(rig: Rig, num_runs: int, max_tokens: int = 1) -> list:
@@ -180,4 +180,4 @@ def test_groups_of_the_adaptive_policy_are_the_plain_schedulers_steps() -> None:
         rig.step()
         submit(rig, 3, max_tokens=4)
         rig.drain()
-    assert [len(batch.rows) for batch in plain.executor.batches] == [len(b.rows) for b in grouped.executor.batches]
+    assert [batch.num_rows for batch in plain.executor.batches] == [b.num_rows for b in grouped.executor.batches]

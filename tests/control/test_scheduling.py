@@ -25,7 +25,7 @@ def test_segments_of_many_runs_share_every_step_and_equal_their_solo_runs() -> N
         run.submit(generate(prompt, sampling=SAMPLING, max_tokens=6)) for run, prompt in zip(runs, prompts, strict=True)
     ]
     assert rig.drain() == 6
-    assert all(len(batch.rows) == 8 for batch in rig.executor.batches)
+    assert all(batch.num_rows == 8 for batch in rig.executor.batches)
     for run, call, prompt in zip(runs, calls, prompts, strict=True):
         assert list(run.segment(call).tokens) == expected(prompt, 6)
 
@@ -38,7 +38,7 @@ def test_rows_of_one_token_go_first_and_prompts_share_the_rest_of_the_budget() -
     prompts = [run.submit(generate(range(2, 14), queue=n, grow_from=n * 100, sampling=SAMPLING)) for n in (3, 4)]
     for _ in range(3):
         rig.step()
-    assert [[row.num_tokens for row in batch.rows] for batch in rig.executor.batches] == [
+    assert [[row.num_tokens for row in batch.all_rows] for batch in rig.executor.batches] == [
         [1, 1], [1, 1, 8], [1, 1, 4, 4], [1, 1, 1, 7],
     ]  # fmt: skip
     rig.drain()

@@ -137,7 +137,7 @@ def forced(pieces: list[bytes], stop: str) -> Segment:
     while (batch := rig.controller.schedule()) is not None:
         result = rig.executor.run(batch)
         forced_row = RowResult(sampled=(Sampled(token, 0.0),))
-        rig.controller.complete(type(result)(rows=[forced_row]))
+        rig.controller.complete(type(result).of_all_rows(batch, [forced_row], (), ()))
         token += 1
     return run.segment(call)
 

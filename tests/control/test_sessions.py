@@ -125,7 +125,7 @@ def test_calls_issued_while_a_step_runs_join_the_next_one() -> None:
             rig.executor.release()
             await rig.executor.is_holding.wait()
             rig.executor.held, held = None, rig.executor.held
-            assert [len(batch.rows) for batch, _ in held] == [2]
+            assert [batch.num_rows for batch, _ in held] == [2]
 
     asyncio.run(scenario())
 

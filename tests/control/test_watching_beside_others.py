@@ -143,7 +143,7 @@ def test_a_watched_segment_joins_the_call_that_it_waits_for_and_nothing_joins_it
     segment = run.submit(msgspec.structs.replace(generate([7], max_tokens=3), watch=Watch(8)))
     behind = run.submit(Synchronize(queue=QUEUE))
     rig.step()
-    assert len(rig.executor.batches[-1].rows) == 2
+    assert rig.executor.batches[-1].num_rows == 2
     assert run.final(first) is not None
     rig.drain()
     assert run.now(Veto(handle=int(segment), index=1)).error is None

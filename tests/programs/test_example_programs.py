@@ -76,7 +76,7 @@ def test_custom_sampler_reads_distributions_and_never_writes_the_banned_word(smo
         async with watched_system(smollm2) as (system, engine):
             outcome = await run_as_expected(system, "custom_sampler")
             assert "Paris" not in outcome.result
-            rows = [row for batch in engine.batches for row in batch.rows]
+            rows = [row for batch in engine.batches for row in batch.all_rows]
             assert all(row.sampling is None for row in rows)  # the program chooses, not the engine
             tokens = smollm2.text.tokenizer.encode(outcome.result)
             assert sum(len(row.distributions) for row in rows) == len(tokens) + 1  # and one that ends the turn
@@ -89,8 +89,8 @@ def test_fork_and_join_writes_eight_lines_side_by_side(smollm2: SmolLM2) -> None
         async with watched_system(smollm2) as (system, engine):
             outcome = await run_as_expected(system, "fork_and_join")
             assert len(set(outcome.result)) == 8
-            assert max(len(batch.rows) for batch in engine.batches) == 8
-            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the prefix, once
+            assert max(batch.num_rows for batch in engine.batches) == 8
+            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.all_rows) == 1  # the prefix, once
 
     in_loop(scenario)
 
@@ -102,7 +102,7 @@ def test_spawned_search_forks_its_question_into_children(smollm2: SmolLM2) -> No
             assert outcome.result["num_found"] == 3
             runs = await system.launcher.runs()
             assert [(one.code, one.parent) for one in runs[1:]] == [("ok", runs[0].run)] * 3
-            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.rows) == 1  # the question, once
+            assert sum(row.kv_len == 0 for batch in engine.batches for row in batch.all_rows) == 1  # the question, once
 
     in_loop(scenario)
 
@@ -113,7 +113,7 @@ def test_attention_sink_streams_with_pages_for_its_window_alone(smollm2: SmolLM2
             outcome = await run_as_expected(system, "attention_sink")
             assert outcome.result["num_tokens"] > 200
             assert outcome.result["most_pages"] <= 1 + 96 // 16 + 1  # sinks, window, and where it begins in a page
-            decoding = [row for batch in engine.batches for row in batch.rows if row.num_tokens == 1]
+            decoding = [row for batch in engine.batches for row in batch.all_rows if row.num_tokens == 1]
             assert max(row.kv_len for row in decoding) < 16 + 96 + 16
             assert all(row.mask is None for row in decoding)
 
@@ -140,7 +140,7 @@ def test_traced_sampler_runs_in_the_engine_and_keeps_surprise_near_its_target(sm
     async def scenario() -> None:
         async with watched_system(smollm2) as (system, engine):
             outcome = await run_as_expected(system, "traced_sampler")
-            rows = [row for batch in engine.batches for row in batch.rows]
+            rows = [row for batch in engine.batches for row in batch.all_rows]
             assert all(row.sampler is not None for row in rows if row.sampling is not None)
             (value,) = [event.value for event in outcome.events if isinstance(event, Emit)]
             assert 1.0 < value["surprise"] < 3.0

@@ -104,7 +104,7 @@ def emitted(outcome: Outcome) -> list[Any]:
 
 def written_context(engine: ScriptedExecutor) -> str:
     """What follows the prompt in the context, of which every token ran once."""
-    rows = [row for batch in engine.batches for row in batch.rows]
+    rows = [row for batch in engine.batches for row in batch.all_rows]
     assert [position for row in rows for position in row.positions] == list(range(sum(row.num_tokens for row in rows)))
     return as_text([token_id for row in rows for token_id in row.token_ids]).rpartition("assistant\n")[2]
 

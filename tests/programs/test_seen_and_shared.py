@@ -139,7 +139,7 @@ def test_a_document_tree_runs_in_one_forward_under_the_mask_of_its_nodes() -> No
             assert outcome.result == said_next(dense, 20).strip()
             assert num_run == num_tokens - 1
             assert isinstance(system.executor, WatchedExecutor)
-            first, *others = [row for batch in system.executor.batches for row in batch.rows]
+            first, *others = [row for batch in system.executor.batches for row in batch.all_rows]
             assert (first.num_tokens, first.mask is None) == (num_tokens - 1, False)
             num_seen = sum(sees(num_tokens - 1, other) for other in range(num_tokens - 1))
             assert num_seen < num_tokens - 50  # else the mask hides nothing worth it

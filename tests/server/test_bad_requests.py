@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_runs import FakeRuns
+from fake_runs import MODEL, FakeRuns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_server import live_server
@@ -14,7 +14,7 @@ from openai.types.chat import completion_create_params
 
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError, error_types
 from loopwright.server.body import MAX_BODY_BYTES, parse_body
-from loopwright.server.chat_request import HONOURED_VALUES, ChatBody, read_chat
+from loopwright.server.chat_request import REFUSED, ChatBody, chat_spec, read_chat
 from loopwright.server.errors import status_of
 
 pytestmark = [pytest.mark.timeout(60)]
@@ -25,7 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 def refusal(**fields: Any) -> BadRequest:
     body = {"model": "tiny", "messages": HI, **fields}
     with pytest.raises(BadRequest) as caught:
-        read_chat(parse_body(json.dumps(body).encode(), ChatBody))
+        chat_spec(read_chat(parse_body(json.dumps(body).encode(), ChatBody)), MODEL)
     return caught.value
 
 
@@ -66,14 +66,22 @@ def refusal(**fields: Any) -> BadRequest:
         ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"n": True}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprob_kind": "raw"}, "logprob_kind"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"logit_bias": {"256": 1}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"store": True}, "store"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -91,14 +99,16 @@ def test_null_is_the_same_as_absent() -> None:
     optional = set(ChatBody.__struct_fields__) - {"model", "messages"}
     body = {"model": "tiny", "messages": HI, **dict.fromkeys(optional)}
     bare = {"model": "tiny", "messages": HI}
-    assert read_chat(msgspec.convert(body, ChatBody)) == read_chat(msgspec.convert(bare, ChatBody))
+    assert chat_spec(read_chat(msgspec.convert(body, ChatBody)), MODEL) == chat_spec(
+        read_chat(msgspec.convert(bare, ChatBody)), MODEL
+    )
 
 
 def test_every_parameter_that_openai_documents_is_known() -> None:
     documented = set(completion_create_params.CompletionCreateParamsStreaming.__annotations__)
     documented |= set(completion_create_params.CompletionCreateParamsBase.__annotations__)
     assert documented <= set(ChatBody.__struct_fields__)
-    assert set(HONOURED_VALUES) <= set(ChatBody.__struct_fields__)
+    assert set(REFUSED) <= set(ChatBody.__struct_fields__)
 
 
 json_values = st.recursive(
@@ -113,7 +123,7 @@ json_values = st.recursive(
 def test_any_json_is_a_chat_or_a_bad_request(fields: dict[str, Any]) -> None:
     payload = json.dumps({"model": "tiny", "messages": HI, **fields}).encode()
     with contextlib.suppress(BadRequest):
-        read_chat(parse_body(payload, ChatBody))
+        chat_spec(read_chat(parse_body(payload, ChatBody)), MODEL)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

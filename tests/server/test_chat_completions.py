@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 RESULT = {
-    "finish_reason": "length",
+    "choices": [{"candidate": 0, "finish_reason": "length"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     "seed": 7,
 }
@@ -42,7 +42,10 @@ async def test_a_completion_has_the_text_the_reason_and_the_usage() -> None:
     assert answer.choices[0].message.content == "Hello"
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
-    assert answer.usage.model_dump(exclude_none=True) == RESULT["usage"]
+    assert answer.usage.model_dump(exclude_none=True) == {
+        **RESULT["usage"],
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 async def test_a_request_is_the_run_of_the_chat_program() -> None:
@@ -75,15 +78,21 @@ async def test_a_request_is_the_run_of_the_chat_program() -> None:
             {"role": "user", "content": "ab"},
             {"role": "assistant", "content": "c"},
         ],
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "seed": 11,
-        "stop": ["\n"],
-        "logit_bias": {"17": -100.0},
-        "stream": False,
+        "options": {
+            "max_tokens": 5,
+            "sampling": {
+                "temperature": 0.5,
+                "top_p": 0.9,
+                "top_k": 40,
+                "min_p": 0.1,
+                "presence_penalty": 0,
+                "logit_bias": {"17": -100.0},
+            },
+            "seed": 11,
+            "stop": ["\n"],
+            "n": 1,
+            "best_of": 1,
+        },
     }
     assert fake.started[0].spec == RunSpec(program="chat", arguments=expected, sandbox="native", model="tiny", seed=11)
 

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 
 from loopwright.server.app import create_app
 from loopwright.server.http import serve
+from loopwright.server.identity import TenantOf, everybody
 from system_rig import System
 
 
@@ -55,9 +56,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(system: System) -> AsyncIterator[Served]:
+async def served(system: System, tenant_of: TenantOf = everybody) -> AsyncIterator[Served]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(create_app(system.launcher), "127.0.0.1", 0, port.set_result))
+    app = create_app(system.launcher, tenant_of=tenant_of)
+    serving = asyncio.create_task(serve(app, "127.0.0.1", 0, port.set_result))
     await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()

@@ -112,7 +112,7 @@ class FaultyExecutor:
     def submit(self, batch: Batch) -> Future[StepResult]:
         if self._rng.random() >= FAULT_SHARE:
             return self._inner.submit(batch)
-        lists = (batch.copies, batch.shifts, batch.embeds, batch.rows, batch.heads)
+        lists = (batch.copies, batch.shifts, batch.embeds, batch.all_rows, batch.heads)
         self._report.num_faults += 1
         self._report.num_calls_failed += sum(map(len, lists))
         failed: Future[StepResult] = Future()

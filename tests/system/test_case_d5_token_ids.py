@@ -53,7 +53,7 @@ def runs_of(system: System, num_runs: int) -> list[list[int]]:
     """What each page table ran, by its first block: the prompts and the tokens that were fed back."""
     assert isinstance(system.executor, WatchedExecutor)
     by_block: dict[int, list[int]] = {}
-    for row in chain.from_iterable(batch.rows for batch in system.executor.batches):
+    for row in chain.from_iterable(batch.all_rows for batch in system.executor.batches):
         by_block.setdefault(row.block_ids[0], [])[row.kv_len :] = row.token_ids
     assert len(by_block) == num_runs
     return list(by_block.values())

@@ -170,7 +170,7 @@ async def tokens_of(system: System, work: Awaitable[object]) -> list[int]:
     num_before = len(executor.batches)
     await work
     ran: dict[int, int] = {}
-    for row in (row for batch in executor.batches[num_before:] for row in batch.rows):
+    for row in (row for batch in executor.batches[num_before:] for row in batch.all_rows):
         for position, token_id in zip(row.positions, row.token_ids, strict=True):
             assert ran.setdefault(position, token_id) == token_id
     assert list(ran) == list(range(len(ran)))

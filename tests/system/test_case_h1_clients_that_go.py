@@ -54,7 +54,7 @@ def test_a_hundred_clients_that_go_give_all_back_within_one_step() -> None:
             await until(lambda: engine.is_waiting)
 
             after = await system.controller.stats()
-            rows = engine.batches[-1].rows  # of the step that is held now
+            rows = engine.batches[-1].all_rows  # of the step that is held now
             assert after.num_steps == num_steps + 1
             assert len(rows) == NUM_STAYING
             assert after.num_blocks - after.num_free_blocks == sum(len(row.block_ids) for row in rows)
@@ -86,14 +86,14 @@ async def start_leaving(client: Served, engine: WatchedExecutor, slow: Tool) -> 
 
     leaving += [await open_socket("/v1/chat/completions", chat_body(LONG_PROMPT)) for _ in range(NUM_LONG)]
     await until(lambda: num_waiting_calls_is(client.system, NUM_LONG))
-    await step_until(engine, lambda sizes: len(sizes) == num_short + 1 and engine.batches[-1].rows[-1].kv_len > 0)
+    await step_until(engine, lambda sizes: len(sizes) == num_short + 1 and engine.batches[-1].all_rows[-1].kv_len > 0)
     await until(lambda: num_waiting_calls_is(client.system, NUM_LONG - 1))  # queued: one of them is in prefill
     return leaving
 
 
 async def step_until(engine: WatchedExecutor, is_reached: Any) -> None:
     """Takes steps until the numbers of tokens in the rows of the one that waits are as wanted."""
-    while not is_reached([row.num_tokens for row in engine.batches[-1].rows]):
+    while not is_reached([row.num_tokens for row in engine.batches[-1].all_rows]):
         engine.step()
         await until(lambda: engine.is_waiting)
 

@@ -90,7 +90,7 @@ def test_distributions_are_the_same_in_a_batch_of_any_size(num_rows: int) -> Non
             given = [{"prompt": f"{number} bottles", "num_tokens": num_tokens, "options": {}} for number in range(8)]
             runs = [system.run(LOOK, **arguments) for arguments in given[:num_rows]]
             outcomes = await together(system, *runs)
-            assert num_rows in [len(batch.rows) for batch in batches_of(system)]
+            assert num_rows in [batch.num_rows for batch in batches_of(system)]
             for arguments, outcome in zip(given, outcomes, strict=False):
                 chosen, dists = outcome.result
                 prompt = ids_of(arguments["prompt"])
@@ -126,5 +126,5 @@ def batches_of(system: System) -> list[Any]:
 def num_rows_of_seed(system: System) -> list[int]:
     """By batch: the rows that draw with the target's seed."""
     seed = OPTIONS["seed"]
-    samplings = [[row.sampling for row in batch.rows if row.sampling is not None] for batch in batches_of(system)]
+    samplings = [[row.sampling for row in batch.all_rows if row.sampling is not None] for batch in batches_of(system)]
     return [sum(sampling.seed == seed for sampling in batch) for batch in samplings]

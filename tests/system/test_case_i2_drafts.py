@@ -107,4 +107,4 @@ def oracle_tokens(prompt: str, setting: str) -> tuple[int, ...]:
 
 def num_rows(system: System) -> int:
     assert isinstance(system.executor, WatchedExecutor)
-    return sum(len(batch.rows) for batch in system.executor.batches)
+    return sum(batch.num_rows for batch in system.executor.batches)

@@ -141,7 +141,7 @@ def check(found: list[Any], expected: Answer) -> None:
 def num_forced(system: System) -> int:
     """Drafts that a grammar forced, so far."""
     assert isinstance(system.executor, WatchedExecutor)
-    rows = [row for batch in system.executor.batches for row in batch.rows]
+    rows = [row for batch in system.executor.batches for row in batch.all_rows]
     return sum(row.num_drafts for row in rows if row.are_drafts_forced)
 
 

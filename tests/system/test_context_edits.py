@@ -46,8 +46,8 @@ return [[one.tokens, one.logprobs, one.logprob] for one in scores], turn.tokens,
                 assert total == pytest.approx(sum(logprobs))
             assert tokens == context.generate(5)[0]
             assert num_pages == -(-(len(PROMPT) + 4) // 16)
-            scoring = [batch for batch in batches_of(system) if any(row.distributions for row in batch.rows)]
-            assert [len(batch.rows) for batch in scoring] == [4]
+            scoring = [batch for batch in batches_of(system) if any(row.distributions for row in batch.all_rows)]
+            assert [batch.num_rows for batch in scoring] == [4]
 
     in_loop(scenario)
 

@@ -96,7 +96,7 @@ return [doc["tokens"], segment["tokens"], (await resources.exported_pages())["ex
             assert sampled == list(byte_oracle().generate(PROMPT, Sampling(), 20, ()).tokens)
             assert exports == []
             assert held == 4 + 1 + 1  # imported, the copy of the tail, grown
-            rows = [row for batch in system.executor.batches[before:] for row in batch.rows]  # type: ignore[attr-defined]
+            rows = [row for batch in system.executor.batches[before:] for row in batch.all_rows]  # type: ignore[attr-defined]
             assert sum(row.num_tokens for row in rows) == 20, "nothing of the prompt was run again"
 
     in_loop(scenario)

@@ -87,7 +87,8 @@ def test_chat_goes_to_the_model_that_it_names() -> None:
             texts = []
             for name in ("alpha", "beta"):
                 before = await served.num_steps()
-                arguments = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.0, "max_tokens": 8}
+                options = {"max_tokens": 8, "sampling": {"temperature": 0.0}}
+                arguments = {"messages": [{"role": "user", "content": "hi"}], "options": options}
                 spec = RunSpec(program="chat", arguments=arguments, sandbox="native", model=name)
                 texts.append((await RunningRun(served.launcher, await served.launcher.start(spec)).outcome()).text)
                 after = await served.num_steps()

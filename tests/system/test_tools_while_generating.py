@@ -117,7 +117,7 @@ async def main():
 def test_what_the_model_is_told_and_what_goes_back() -> None:
     outcome, engine = run_scripted(TEXT, GENERATE.replace("{options}", ""))
     assert emitted(outcome)[1] == [["search", "wait"], [], "stop_token"]
-    fed = [token for batch in engine.batches for row in batch.rows for token in row.token_ids]
+    fed = [token for batch in engine.batches for row in batch.all_rows for token in row.token_ids]
     told = bytes(one if one < 256 else 0 for one in fed).decode()
     assert told.count('{"name": "search", "description": "Finds pages.", "parameters": {"type": "object"') == 1
     assert "system\nBe brief.\n\nYou may call these functions:\n" in told

@@ -79,7 +79,7 @@ def test_all_samplers_at_once_equal_their_solo_runs_and_share_batches() -> None:
             outcomes = await asyncio.gather(*runs)
             for name, outcome in zip(names, outcomes, strict=True):
                 check(name, outcome.result, 16)
-            assert max(len(batch.rows) for batch in system.executor.batches) == len(names)
+            assert max(batch.num_rows for batch in system.executor.batches) == len(names)
 
     in_loop(scenario)
 
@@ -94,7 +94,7 @@ def test_one_that_cannot_be_traced_runs_token_by_token_with_the_same_result(name
             assert f"{name} cannot be traced: line 3: it needs a branch" in refused.final.error.message
             got = (await system.run(untraceable(name), options=options_of(name, 12), fallback=True)).result
             check(name, got, 12)
-            rows = [row for batch in system.executor.batches for row in batch.rows]
+            rows = [row for batch in system.executor.batches for row in batch.all_rows]
             assert all(row.sampler is None for row in rows)
 
     in_loop(scenario)
@@ -104,7 +104,7 @@ def test_a_sampler_that_can_be_traced_is_traced_with_the_fallback_allowed() -> N
     async def scenario() -> None:
         async with byte_system() as system:
             check("nucleus", (await system.run(program("nucleus"), options={"max_tokens": 6}, fallback=True)).result, 6)
-            assert all(row.sampler is not None for batch in system.executor.batches for row in batch.rows)
+            assert all(row.sampler is not None for batch in system.executor.batches for row in batch.all_rows)
 
     in_loop(scenario)
 
@@ -182,6 +182,6 @@ async def main(grammar):
             assert (reason, num, num_tokens) == ("grammar_end", 13.0, 13)
             assert text[3:9] == "forced"
             assert text[9:].isdigit()
-            assert all(row.num_drafts == 0 for batch in system.executor.batches for row in batch.rows)
+            assert all(row.num_drafts == 0 for batch in system.executor.batches for row in batch.all_rows)
 
     in_loop(scenario)

@@ -216,7 +216,7 @@ def test_what_is_hidden_leaves_the_page_list_and_decoding_needs_no_mask() -> Non
             assert [num_pages for _, _, num_pages, _ in answers[1:3]] == [-(-num_tokens // PAGE), -(-num_kept // PAGE)]
             assert isinstance(system.executor, WatchedExecutor)
             batches = system.executor.batches
-            rows = [row for batch in batches for row in batch.rows if row.sampling is not None]
+            rows = [row for batch in batches for row in batch.all_rows if row.sampling is not None]
             assert [row.kv_len for row in rows] == list(range(num_kept - 1, num_kept + 29))
             assert all(row.mask is None for row in rows)
             assert sum(copy.size for batch in batches for copy in batch.copies) < 2 * PAGE  # of 60 that stay
@@ -246,7 +246,7 @@ def test_a_windowed_segment_holds_few_tokens_in_its_rows_and_none_of_them_is_mas
             plan.check(answers)
             assert answers[2][2] <= 1 + 3  # pages: one of sinks, and the last 32 tokens lie in three
             assert isinstance(system.executor, WatchedExecutor)
-            rows = [row for batch in system.executor.batches for row in batch.rows if row.num_tokens == 1]
+            rows = [row for batch in system.executor.batches for row in batch.all_rows if row.num_tokens == 1]
             assert all(row.mask is None and row.kv_len < 4 * PAGE for row in rows)
 
     in_loop(scenario)
@@ -260,7 +260,7 @@ def test_forgetting_runs_what_follows_again_and_nothing_before() -> None:
             plan.check(await answers_to(system, plan))
             assert plan.expected[3][1]  # exact again
             assert isinstance(system.executor, WatchedExecutor)
-            rows = [row for batch in system.executor.batches for row in batch.rows]
+            rows = [row for batch in system.executor.batches for row in batch.all_rows]
             assert [row.positions[0] for row in rows[1:]] == list(range(40, 40 + 1)) + list(range(85, 89))
 
     in_loop(scenario)

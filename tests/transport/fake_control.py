@@ -7,7 +7,7 @@ from fake_runs import MODEL
 from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import Cancelled, LoopwrightError
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Done
 
@@ -63,14 +63,16 @@ class FakeControl:
         self.refuse: LoopwrightError | None = None
         self.sessions: dict[RunId, FakeSession] = {}
         self.limits: dict[RunId, ControlLimits] = {}
+        self.tenants: dict[RunId, TenantId] = {}
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> FakeSession:
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> FakeSession:
         if self.refuse is not None:
             raise self.refuse
         self.limits[run_id] = limits
+        self.tenants[run_id] = tenant
         self.sessions[run_id] = FakeSession(self.is_holding)
         return self.sessions[run_id]
 

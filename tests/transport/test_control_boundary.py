@@ -14,7 +14,7 @@ from fake_runs import MODEL
 from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling, Synchronize
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
-from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
     DebugInfo,
@@ -83,13 +83,14 @@ async def test_calls_arrive_in_order_and_unchanged() -> None:
     )
     calls = [CreateQueue(queue=QUEUE), AllocatePages(queue=QUEUE, pages=(PageName(3),)), generate, SYNC]
     async with connected(control) as client:
-        session = client.open(RUN, ControlLimits(max_pages=5))
+        session = client.open(RUN, ControlLimits(max_pages=5), TenantId("somebody"))
         for number, call in enumerate(calls):
             session.submit(CallId(number), call)
         answered = 0
         while answered < len(calls):
             answered += len(await session.receive())
         assert control.limits[RUN] == ControlLimits(max_pages=5)
+        assert control.tenants[RUN] == "somebody"
         assert control.sessions[RUN].calls == [(CallId(number), call) for number, call in enumerate(calls)]
 
 

@@ -1,13 +1,14 @@
 """Starts the worker processes of a distributed system, watches them, and connects to them. Never does their work.
 
 A child ends when its standard input closes, so none outlives its parent, however that ends. When a runtime worker dies
-by itself, its runs end with an error, and another is started in its place. The model worker stays dead.
+by itself, its runs end with an error; when a model worker does, what its model was doing ends so. Another is started
+in its place.
 """
 
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
@@ -65,11 +66,11 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
         stack.push_async_callback(router.close)
         watches = await stack.enter_async_context(asyncio.TaskGroup())
         num_models = len(models)
-        for model in children[:num_models]:
-            stack.callback(watches.create_task(model.died("restart the server")).cancel)
+        keeping = [_keep_model(child, folder, config) for child in children[:num_models]]
         for child, client in zip(children[num_models:], clients, strict=True):
-            keeping = _keep(child, client, router, folder, config)
-            stack.callback(watches.create_task(keeping).cancel)
+            keeping.append(_keep_runtime(child, client, router, folder, config))
+        for one in keeping:
+            stack.callback(watches.create_task(one).cancel)
         yield router
 
 
@@ -82,24 +83,51 @@ async def _connected(folder: Path, name: str) -> AsyncIterator[RunsClient]:
         client.close()
 
 
-async def _keep(child: "_Child", client: RunsClient, router: Router, folder: Path, config: Config) -> None:
-    """Has another worker take the place of each that dies, until cancelled."""
-    await child.died("its runs are over, and another is started in its place")
-    client.peer_died()
+async def _keep_runtime(child: "_Child", client: RunsClient, router: Router, folder: Path, config: Config) -> None:
+    """Has another runtime worker take the place of each that dies, until cancelled."""
+
+    async def admit(stack: AsyncExitStack) -> Callable[[], None]:
+        client = await stack.enter_async_context(_connected(folder, child.name))
+        await router.admit(client)
+        return client.peer_died
+
+    await _keep(child, "its runs are over", client.peer_died, admit, folder, config)
+
+
+async def _keep_model(child: "_Child", folder: Path, config: Config) -> None:
+    """The same for a model worker: runtime workers notice by themselves that it has gone, and that there is another."""
+
+    async def admit(_: AsyncExitStack) -> Callable[[], None]:
+        return lambda: None
+
+    await _keep(child, "what its model was doing has failed", lambda: None, admit, folder, config)
+
+
+async def _keep(
+    child: "_Child",
+    loss: str,
+    tell: Callable[[], None],
+    admit: Callable[[AsyncExitStack], Awaitable[Callable[[], None]]],
+    folder: Path,
+    config: Config,
+) -> None:
+    """`tell` says that the child has died; `admit` takes in a new one and returns the next `tell`."""
+    consequence = f"{loss}, and another is started in its place"
+    await child.died(consequence)
+    tell()
     while True:
         async with AsyncExitStack() as stack:
             try:
                 (child,) = await stack.enter_async_context(_children([child.name], folder, config))
                 await child.ready()
-                client = await stack.enter_async_context(_connected(folder, child.name))
-                await router.admit(client)
+                tell = await admit(stack)
             except (LoopwrightError, OSError) as error:
                 log.error("the %s process cannot start again; next try in %g s: %s", child.name, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 continue
             log.warning("the %s process is there again", child.name)
-            await child.died("its runs are over, and another is started in its place")
-            client.peer_died()
+            await child.died(consequence)
+            tell()
 
 
 @asynccontextmanager

@@ -6,10 +6,12 @@ that compute import it, and beside other work.
 
 import asyncio
 import gc
+import hashlib
 import importlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -130,6 +132,8 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,
         weights_sha256=files.sha256,
+        template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
+        engine=f"loopwright {version('loopwright')}, sdpa, float32",
         license=files.license,
         description=files.description,
         version=f"{executor.quantization}-{files.sha256[:12]}",

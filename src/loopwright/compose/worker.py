@@ -21,9 +21,9 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.runtime.served_models import ServedModel
 from loopwright.runtime.toolbox import open_toolbox
 from loopwright.transport.addresses import socket_address
-from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
 from loopwright.transport.exchange_client import ExchangeClient
+from loopwright.transport.kept_control import KeptControl
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
 
@@ -78,8 +78,8 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     for number, model in enumerate(config.model_names):
         tokenizer = load_tokenizer(store.resolve(model).path)
         address = socket_address(folder, model_worker(number))
-        control = await ControlClient.connect(address, name=name, timeout_s=LOAD_S)
-        stack.callback(control.close)
+        control = await KeptControl.connect(address, name=name, timeout_s=LOAD_S)
+        stack.push_async_callback(control.close)
         served.append(ServedModel(model_text(control.models()[0], tokenizer), control))
     exchange = await ExchangeClient.connect(socket_address(folder, EXCHANGE))
     stack.callback(exchange.close)

@@ -23,13 +23,13 @@ class BlockPool(Pool[BlockId]):
 
     @property
     def num_free(self) -> int:
-        return super().num_free + self.cache.num_unlocked
+        return len(self._free) + self.cache.num_unlocked
 
     def take(self) -> BlockId:
         """An empty block, for one user. The caller has looked at `num_free`."""
-        if not super().num_free:
+        if not self._free:
             self._empty(self.cache.evict())
-        block = super().take()
+        block = self._free.pop()
         self._num_users[block] = 1
         return block
 

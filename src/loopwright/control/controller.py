@@ -13,6 +13,7 @@ from dataclasses import asdict
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
+from loopwright.control.decoding import DecodeGroup
 from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.grouping import make_scheduler
@@ -26,7 +27,7 @@ from loopwright.control.step_results import result_of
 from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
-from loopwright.core.batch import Batch, HeadRow, RowResult, StepResult
+from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, HeadRow, RowResult, StepResult
 from loopwright.core.calls import (
     ClearQueue,
     ExportPages,
@@ -48,7 +49,7 @@ from loopwright.core.errors import (
 )
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Done
 
@@ -87,6 +88,7 @@ class Controller:
         self._sessions: dict[RunId, InlineSession] = {}
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._running: Step | None = None
+        self._unwanted: list[OpenCall] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._changed_s = clock.now_s()  # when a run last did something, or a step ended
         self._wake = asyncio.Event()
@@ -94,12 +96,12 @@ class Controller:
     def models(self) -> tuple[ModelInfo, ...]:
         return (self._model_info,)
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> InlineSession:
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> InlineSession:
         """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
-        session = InlineSession(self, run_id, limits)
-        self._resources.open(run_id, limits, session.tenant)
+        session = InlineSession(self, run_id, limits, tenant)
+        self._resources.open(run_id, limits, tenant)
         self._sessions[run_id] = session
         return session
 
@@ -128,7 +130,7 @@ class Controller:
                 result = await result_of(self._executor.submit(batch))
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
                 taken_s = self._clock.now_s() - started_s
-                logger.error("a step of %d rows failed after %.3f s: %s", len(batch.rows), taken_s, error)
+                logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, taken_s, error)
                 self.fail_step(error)
             else:
                 self._counts.busy_s += self._clock.now_s() - started_s
@@ -149,9 +151,10 @@ class Controller:
             for call, error in step.refused:
                 self._refuse(call, error.info())
             self._settle(step.settled)
-            if calls := step.calls:
-                for call in calls:
-                    call.is_running = True
+            if not step.is_empty:
+                step.decoding.is_running = True
+                for call in step.calls:
+                    call.is_in_step = True
                 self._running = step
                 return step.batch()
             if not (step.refused or step.settled or has_dropped or self._make_room()):
@@ -161,10 +164,11 @@ class Controller:
         """Takes what came of the running step."""
         step = self._end_step()
         self._counts.count(step)
+        self._take_decodes(step.decoding, result.decodes)
         for call in step.copying:
-            call.is_running = False
+            call.is_in_step = False
         for call, row in step.outcomes(result):
-            call.is_running = False
+            call.is_in_step = False
             if not call.is_over:  # with its run, or because a call of this very step failed
                 self._take(call, row)
 
@@ -175,14 +179,16 @@ class Controller:
         for _, private in step.private:
             private.page.written = 0  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        failed = StepResult(*([RowResult()] * len(calls) for calls in (step.rows, step.heads, step.shifts)))
+        failed = RowResult(error=info)
+        results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
+        self._take_decodes(step.decoding, DecodeResult.of_rows([failed] * len(step.decoding)))
         for call in step.copying:  # what their pages held is lost
-            call.is_running = False
+            call.is_in_step = False
             self._fail(call, info)
-        for call, _ in step.outcomes(failed):
-            call.is_running = False
+        for call, _ in step.outcomes(StepResult(NO_DECODE_RESULT, *results)):
+            call.is_in_step = False
             if not call.is_over:
-                self._take(call, RowResult(error=info))
+                self._take(call, failed)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
         """Takes a call of an open run. What is wrong with it becomes its completion."""
@@ -222,6 +228,8 @@ class Controller:
                 self._settle([call])
         elif isinstance(call.work, SegmentFeed):
             call.work.is_interrupted = True
+            if call.decoding is not None:
+                call.decoding.look_at(call)
             if not call.is_running and isinstance(call.work, WatchedFeed):
                 self._watched.end_interrupted(call, call.work)
             elif not call.is_running:
@@ -233,8 +241,11 @@ class Controller:
             return
         self._changed()
         session.inbox.close()
-        for call in [call for call in session.open_calls.values() if not call.is_running]:
-            self._discard(call)
+        for call in list(session.open_calls.values()):
+            if call.is_running:
+                self._unwanted.append(call)
+            else:
+                self._discard(call)
         self._resources.unbind_all(session.run_id)
         self._resources.exports.end_run(session.run_id)
         self._forget_if_empty(session)
@@ -250,10 +261,19 @@ class Controller:
 
     # Ending
 
+    def _take_decodes(self, group: DecodeGroup, result: DecodeResult) -> None:
+        """What most steps are full of."""
+        over = group.take(result)
+        for call, feed in group.shown({call for call, error in over if error is not None}):
+            call.inbox.put(Completion(call.call_id, feed.progress()))
+        for call, error in over:
+            if error is not None:
+                self._fail(call, error)
+            elif isinstance(call.work, SegmentFeed):
+                self._finish(call, call.work.segment(len(call.pages)))
+
     def _take(self, call: OpenCall, row: RowResult) -> None:
-        if isinstance(call.work, Feed) and call.work.is_steady and row.error is None and call.restoring is None:
-            self._take_row(call, call.work, row)  # what most steps are full of
-        elif isinstance(call.work, WatchedFeed) and call.restoring is None:
+        if isinstance(call.work, WatchedFeed) and call.restoring is None:
             self._watched.take_row(call, call.work, row)
         elif row.error is not None:
             self._fail(call, row.error)
@@ -287,6 +307,8 @@ class Controller:
             if is_over:
                 self._finish(call, feed.result(len(call.pages)))
             return
+        if feed.view is not None:
+            self._resources.slide(call)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
@@ -341,6 +363,8 @@ class Controller:
     def _discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
         call.is_over = True
+        if call.decoding is not None:
+            call.decoding.leave(call)
         self._compiling.drop(call)
         self._resources.mark_written(call)
         ready = ordering.leave(call)
@@ -362,10 +386,11 @@ class Controller:
         assert step is not None, "no step runs"
         self._changed_s = self._clock.now_s()
         self._suspension.count(step)
-        for call in step.calls:
-            if call.inbox.is_closed:  # nobody wants what came of it
-                self._discard(call)
-                self._forget_if_empty(self._sessions[call.run_id])
+        step.decoding.is_running = False
+        unwanted, self._unwanted = self._unwanted, []
+        for call in unwanted:
+            self._discard(call)
+            self._forget_if_empty(self._sessions[call.run_id])
         return step
 
     # Waiting

@@ -18,8 +18,8 @@ class StepCounts:
 
     def count(self, step: Step) -> None:
         self.num_steps += 1
-        self.num_rows += len(step.batch_rows)
+        self.num_rows += step.num_rows
         num_tokens = [row.num_tokens for row in step.batch_rows[step.num_short :]]
         num_single = num_tokens.count(1)
-        self.num_decode_tokens += step.num_short + num_single
+        self.num_decode_tokens += len(step.decoding) + step.num_short + num_single
         self.num_prefill_tokens += sum(num_tokens) - num_single

@@ -33,6 +33,7 @@ class Feed:
         "_found",
         "_generated",
         "_is_divisible",
+        "_kv_len",
         "_mask",
         "_num_drafts",
         "_num_in_row",
@@ -47,7 +48,6 @@ class Feed:
         "_tokens",
         "block_ids",
         "is_steady",
-        "kv_len",
         "num_cached",
         "num_inputs",
         "num_recorded",
@@ -70,11 +70,11 @@ class Feed:
         num_drafts: int = 0,
         view: RowView | None = None,
     ) -> None:
-        self.start_kv_len = self.kv_len = kv_len
+        self.start_kv_len = self._kv_len = kv_len
         self.block_ids: list[BlockId] = []  # grows while the call runs; rows refer to this very list
         self.num_inputs = len(tokens) or len(input_slots)
         # An input that is also an output must have been read by the whole row before it is written.
-        self.is_steady = False  # a segment that runs one token after another, and nothing special
+        self.is_steady = False  # a segment that has one token in each step and nothing special: it is in a DecodeGroup
         self._is_divisible = set(input_slots).isdisjoint(output_slots)
         self.view = view  # if not all that is cached is seen
         self.sampled: Sequence[Sampled] = ()  # by the row that ran last
@@ -91,6 +91,11 @@ class Feed:
         self.num_recorded = kv_len  # the KV place up to which the content of pages is noted
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
         self._picked: Sequence[int] = ()  # the requests that the running row answers
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens that its pages hold."""
+        return self._kv_len
 
     @property
     def num_left(self) -> int:
@@ -136,7 +141,7 @@ class Feed:
         """Leaves out first inputs, whose KV is there."""
         assert num_inputs <= self.num_skippable
         self._num_run += num_inputs
-        self.kv_len += num_inputs
+        self._kv_len += num_inputs
         self.num_cached = num_inputs
         self.num_recorded = self.kv_len
 
@@ -164,7 +169,7 @@ class Feed:
 
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the call is over."""
-        self.kv_len += self._num_in_row
+        self._kv_len += self._num_in_row
         self._num_run += self._num_in_row
         if self._picked:
             self._found.update(zip(self._picked, result.distributions, strict=True))
@@ -172,7 +177,7 @@ class Feed:
         if self._num_run < self.num_inputs:
             return False
         if self._num_drafts:
-            self.kv_len -= self._num_drafts + 1 - len(self.sampled)
+            self._kv_len -= self._num_drafts + 1 - len(self.sampled)
         return True
 
     def result(self, num_pages: int) -> Forwarded:

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from typing import TypeAlias
 
+from loopwright.control.decoding import DecodeGroup
 from loopwright.control.ordering import OpenCall
 from loopwright.control.policies import Adaptive, Policy, make_policy
 from loopwright.control.resource_manager import ResourceManager
@@ -82,9 +83,9 @@ class GroupingScheduler:
             self._groups, self._ready = deque([waiting]), []
         for group in self._groups:
             step = self._form_of(group, now_s)
-            if step.calls or step.refused or step.settled:
+            if not step.is_empty or step.refused or step.settled:
                 return step
-        return Step(self._resources.shape.block_size)
+        return Step(self._resources.shape.block_size, DecodeGroup(self._resources.shape.block_size))
 
     def waiting(self) -> list[OpenCall]:
         """The calls that wait for blocks, after a form that took none; nobody is stuck while a group is to come."""
@@ -111,9 +112,10 @@ class GroupingScheduler:
                 one_group.put(call)
         step = one_group.form(now_s)
         self.is_blocked = self.is_blocked or one_group.is_blocked
-        gone = {id(call) for call in (*step.calls, *step.settled, *(call for call, _ in step.refused))}
+        ran = [*step.decoding.calls, *step.calls]
+        gone = {id(call) for call in (*ran, *step.settled, *(call for call, _ in step.refused))}
         group[:] = [call for call in group if not call.is_over and id(call) not in gone]
-        if step.calls:
-            self._ran = step.calls
+        if ran:
+            self._ran = ran
             self._groups = deque(one for one in self._groups if one)
         return step

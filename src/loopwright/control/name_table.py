@@ -39,6 +39,7 @@ class NameTable(Generic[NameT, IdT]):
         self._kind = kind
         self._pool = pool
         self._max_held = max_held
+        self._max_names = max_held * MAX_NAMES_PER_UNIT
 
     def find(self, name: NameT, field: str) -> Resource[IdT]:
         """What the name is bound to. Raises NotFound."""
@@ -132,18 +133,14 @@ class NameTable(Generic[NameT, IdT]):
         self.back(fresh)
         return fresh
 
-    def grow(self, name: NameT, field: str) -> Resource[IdT] | None:
-        """As `bind_backed` of one name, for a call that holds it; None if the pool has no unit now. Segments do this
-        every page, so it is one step."""
-        if (
-            name in self.names
-            or self.num_held >= min(self._max_held, self._pool.num_total)
-            or len(self.names) >= self._max_held * MAX_NAMES_PER_UNIT
-        ):
-            self.check_bindable((name,), field)
-        if not self._pool.num_free:
+    def grow(self, name: NameT) -> Resource[IdT] | None:
+        """As `bind_backed` of one name, for a call that holds it; None if it cannot be now, whatever the reason.
+        Segments do this every page, so it is one step."""
+        names = self.names
+        if name in names or self.num_held >= self._max_held or len(names) >= self._max_names or not self._pool.num_free:
             return None
-        self.names[name] = resource = Resource[IdT]()
+        resource: Resource[IdT] = Resource()
+        names[name] = resource
         resource.num_names = resource.num_holds = 1
         resource.id = self._pool.take()
         self.num_held += 1
@@ -192,10 +189,10 @@ class NameTable(Generic[NameT, IdT]):
                     field=field,
                     hint="free it, or take another name",
                 )
-        if len(self.names) + len(names) > (max_names := self._max_held * MAX_NAMES_PER_UNIT):
+        if len(self.names) + len(names) > self._max_names:
             raise self._kind.over_limit(
                 f"the run has {len(self.names)} names of {self._kind.noun}s and asks for {len(names)} more; the limit "
-                f"is {max_names}, which is {MAX_NAMES_PER_UNIT} for each {self._kind.noun} that it may hold",
+                f"is {self._max_names}, which is {MAX_NAMES_PER_UNIT} for each {self._kind.noun} that it may hold",
                 hint=raise_hint(f"max_{self._kind.noun}s", self._max_held, "free names"),
             )
 

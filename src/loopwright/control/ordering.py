@@ -10,7 +10,7 @@ Called by the controller when a call is issued, fails or is over. The rules:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from loopwright.control.feeds import Feed
 from loopwright.control.inbox import Inbox
@@ -82,13 +82,23 @@ class CallQueue:
         self.tainted: set[AnyResource] = set()  # by failures of this queue
 
 
+class Decoding(Protocol):
+    """The rows of one token that run in every step, as those know it that are among them."""
+
+    is_running: bool
+
+    def leave(self, call: "OpenCall") -> None: ...
+
+    def look_at(self, call: "OpenCall") -> None: ...
+
+
 class OpenCall:
     """A call that is not over, with what it touches and how far it has come."""
 
     __slots__ = (
-        "call", "call_id", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox", "is_over",
-        "is_running", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes", "pages",
-        "queue", "rank", "restoring", "run_id", "served_at", "work",
+        "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox",
+        "is_in_step", "is_over", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes",
+        "pages", "queue", "rank", "restoring", "run_id", "served_at", "work",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +120,14 @@ class OpenCall:
         self.num_blockers = 0
         self.dependents: list[tuple[OpenCall, bool]] = []  # who waits, and whether a failure reaches it
         self.failure: ErrorInfo | None = None
-        self.is_started = self.is_running = self.is_over = False
+        self.decoding: Decoding | None = None  # if it has a row in every step
+        self.is_started = self.is_over = False
+        self.is_in_step = False  # in the step that runs, other than by `decoding`
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the step that runs has something of the call."""
+        return self.is_in_step or (self.decoding is not None and self.decoding.is_running)
 
     @property
     def is_paused(self) -> bool:

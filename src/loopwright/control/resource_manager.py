@@ -20,6 +20,8 @@ from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
 from loopwright.control.prefixes import Cached, Prefixes
 from loopwright.control.reads import check_kv
+from loopwright.control.segments import SegmentFeed
+from loopwright.control.sliding import slide
 from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
@@ -171,8 +173,7 @@ class ResourceManager:
         if call.restoring is not None:
             return True
         if isinstance(call.work, Feed):
-            is_growing = call.is_started and len(call.work.block_ids) == len(call.pages) and self._num_new(call) == 1
-            return self._grow(call, call.work) if is_growing else self._secure_feed(call, call.work)
+            return self._secure_feed(call, call.work)
         holdings = self._holdings[call.run_id]
         table = holdings.pages
         num_shared = self._num_shared(call.page_writes)
@@ -182,6 +183,25 @@ class ResourceManager:
         if isinstance(call.call, CopyPage | ShiftKv):
             first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
             self._make_writable(holdings, call.page_writes, first % self.shape.block_size)
+        return True
+
+    def grow(self, call: OpenCall, feed: Feed) -> bool:
+        """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
+        nothing has changed, if there is more to it, or no block."""
+        table, pages = self._holdings[call.run_id].pages, call.pages
+        if table.num_held != table.num_backed or len(feed.block_ids) != len(pages):
+            return False
+        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
+        name = PageName(call.call.grow_from + _num_grown(call, call.call))
+        page = table.grow(name)
+        if page is None:
+            return False
+        assert page.id is not None
+        page.writer = call
+        call.grown.append(name)
+        pages.append(page)
+        call.page_writes.append(page)
+        feed.block_ids.append(page.id)
         return True
 
     def shrink(self, call: OpenCall) -> None:
@@ -202,6 +222,11 @@ class ResourceManager:
         table.unbind(mine, "pages")
         self._holdings[call.run_id].pass_masks(mine)
         table.drop(pages)
+
+    def slide(self, call: OpenCall) -> None:
+        """Gives back what has left the window of a segment, if it has one, for good."""
+        if isinstance(call.work, SegmentFeed) and call.work.view is not None:
+            slide(call, call.work, self._holdings[call.run_id], self.shape.block_size)
 
     def finish_restoring(self, call: OpenCall) -> None:
         """What `secure` found dropped has run again."""
@@ -314,21 +339,6 @@ class ResourceManager:
             return 0
         return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
 
-    def _grow(self, call: OpenCall, feed: Feed) -> bool:
-        """As `_secure_feed` for a segment that goes on into one new page, as each does once in so many tokens."""
-        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = PageName(call.call.grow_from + len(call.grown))
-        page = self._holdings[call.run_id].pages.grow(name, "grow_from")
-        if page is None:
-            return False
-        assert page.id is not None
-        page.writer = call
-        call.grown.append(name)
-        call.pages.append(page)
-        call.page_writes.append(page)
-        feed.block_ids.append(page.id)
-        return True
-
     def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
         holdings, size = self._holdings[call.run_id], self.shape.block_size
         table, root = holdings.pages, holdings.root
@@ -339,7 +349,7 @@ class ResourceManager:
         names: list[PageName] = []
         if num_new:
             assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-            first = call.call.grow_from + len(call.grown)
+            first = call.call.grow_from + _num_grown(call, call.call)
             names = [PageName(first + place) for place in range(num_new)]
             table.check_bindable(names, "grow_from")
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
@@ -386,6 +396,12 @@ class ResourceManager:
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size
-        for place in range(start // size, -(-end // size)):
+        for place in range(max(start, 0) // size, -(-end // size)):  # below 0: what was there has left a window
             first = place * size
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
+
+
+def _num_grown(call: OpenCall, generate: Generate) -> int:
+    """The pages that a segment has grown, those included that have left its window."""
+    assert isinstance(call.work, SegmentFeed)
+    return len(call.pages) + len(call.work.freed) - len(generate.pages)

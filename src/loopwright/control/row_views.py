@@ -16,7 +16,7 @@ from loopwright.core.ids import BlockId
 class RowView:
     """What the rows of one feed see. Sets of places are integers: bit i is place i of the page list."""
 
-    __slots__ = ("_block_size", "_border", "_hidden", "_positions", "_slid", "_window")
+    __slots__ = ("_block_size", "_border", "_hidden", "_looked_at", "_positions", "_slid", "_window")
 
     def __init__(self, block_size: int, hidden: int, window: KvWindow | None) -> None:
         self._block_size = block_size
@@ -24,6 +24,7 @@ class RowView:
         self._window = window
         self._positions: list[int] = [] if window is None else list(window.positions)  # of each place
         self._border = self._slid = 0  # the last window's border, and the places that it hides
+        self._looked_at = (0, 0)  # by `out_of_window`: the border, and how many blocks were full
 
     def of(self, row: ForwardRow) -> ForwardRow:
         """The row with what it sees."""
@@ -44,6 +45,27 @@ class RowView:
             mask=mask,
         )  # fmt: skip
 
+    def out_of_window(self, position: int, kv_len: int) -> list[int]:
+        """The full blocks that no token at `position` or behind it can see, since they lie outside its window; what is
+        hidden by a mask alone stays. Nothing, if this was asked and answered before."""
+        if self._window is None:
+            return []
+        border, num_full = self._border_of(position), kv_len // self._block_size
+        if (border, num_full) == self._looked_at:
+            return []
+        self._looked_at = (border, num_full)
+        slid, full = self._slid_at(border), (1 << self._block_size) - 1
+        return [block for block in range(num_full) if slid >> block * self._block_size & full == full]
+
+    def leave_out(self, blocks: Sequence[int]) -> None:
+        """The blocks are no longer in the page list: those behind them move up."""
+        size = self._block_size
+        for block in reversed(blocks):
+            del self._positions[block * size : (block + 1) * size]
+            self._hidden, self._slid = (_without_block(bits, block, size) for bits in (self._hidden, self._slid))
+        border, num_full = self._looked_at
+        self._looked_at = (border, num_full - len(blocks))
+
     def _place(self, kv_len: int, positions: Sequence[int]) -> None:
         """Notes where the row's tokens stand."""
         assert self._window is not None
@@ -58,14 +80,19 @@ class RowView:
 
     def _out_of_window(self, position: int) -> int:
         """The places that a token at `position` does not see."""
-        window, size = self._window, self._block_size
-        assert window is not None
-        border = max(0, (position + 1 - window.size) // size * size)
+        border = self._border_of(position)
         if border != self._border:
-            self._border = border
-            slid = (place for place, one in enumerate(self._positions) if window.sinks <= one < border)
-            self._slid = sum(1 << place for place in slid)
+            self._border, self._slid = border, self._slid_at(border)
         return self._slid
+
+    def _border_of(self, position: int) -> int:
+        assert self._window is not None
+        return max(0, (position + 1 - self._window.size) // self._block_size * self._block_size)
+
+    def _slid_at(self, border: int) -> int:
+        assert self._window is not None
+        sinks = self._window.sinks
+        return sum(1 << place for place, one in enumerate(self._positions) if sinks <= one < border)
 
     def _dropped(self, hidden: Sequence[int], kv_len: int) -> list[int]:
         """The full blocks that lie before the row and that none of its tokens sees."""
@@ -83,13 +110,18 @@ class RowView:
         seen = (2 * own - 1 if row.mask is None else _bits(row.mask[token])) & ~hidden
         size = self._block_size
         for block in reversed(dropped):
-            seen = seen & (1 << block * size) - 1 | seen >> (block + 1) * size << block * size
+            seen = _without_block(seen, block, size)
         return _run_lengths(seen)
 
 
 def _without(block_ids: Sequence[BlockId], dropped: Collection[int]) -> list[BlockId]:
     gone = set(dropped)
     return [block_id for place, block_id in enumerate(block_ids) if place not in gone]
+
+
+def _without_block(bits: int, block: int, size: int) -> int:
+    """The places, when a block of them is taken out and those behind it move up."""
+    return bits & (1 << block * size) - 1 | bits >> (block + 1) * size << block * size
 
 
 def _bits(runs: Visibility) -> int:

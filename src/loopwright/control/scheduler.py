@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from loopwright.control.decoding import DecodeGroup
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
@@ -71,6 +72,7 @@ class Step:
     """A batch in the making, with the call of each of its entries."""
 
     block_size: int
+    decoding: DecodeGroup  # what it has at the time is in the batch
     private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
     copies: list[OpenCall] = field(default_factory=list)
     shifts: list[OpenCall] = field(default_factory=list)
@@ -80,12 +82,22 @@ class Step:
     joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
     settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
-    batch_rows: list[ForwardRow] = field(default_factory=list)
-    num_short: int = 0  # the first so many rows are of one token
+    batch_rows: list[ForwardRow] = field(default_factory=list)  # of `rows`
+    num_short: int = 0  # the first so many of them are of one token
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward pass."""
+        return len(self.decoding) + len(self.rows)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return not self.decoding and not self.calls
 
     @property
     def calls(self) -> list[OpenCall]:
-        """All calls of the batch, and those that wait for its private copies."""
+        """All calls of the batch but the decode group's, and those that wait for its private copies."""
         return [*self.copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
 
     @property
@@ -128,6 +140,7 @@ class Step:
             copies=[*(one.copy for _, one in self.private), *(_block_copy(call) for call in self.copies)],
             shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
             embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
+            decodes=self.decoding.form(),
             rows=self.batch_rows,
             heads=[call.work for call in self.heads if isinstance(call.work, HeadRow)],
         )
@@ -141,9 +154,10 @@ class Scheduler:
         self._resources = resources
         self._num_formed = 0  # steps, so far
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
-        self._short: list[OpenCall] = []  # feeds with one input left, by arrival; the longest unserved first
+        self._decoding = DecodeGroup(resources.shape.block_size)  # feeds that have a row in every step
+        self._short: list[OpenCall] = []  # others with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
-        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
+        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the four
         self.is_blocked = False  # whether a call found too few blocks when the last step was formed
 
     def add(self, call: OpenCall, now_s: float) -> None:
@@ -170,8 +184,11 @@ class Scheduler:
 
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
-        calls = (*self._light, *self._short, *self._long)
-        self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
+        calls = (*self._light, *self._decoding.calls, *self._short, *self._long)
+        mine = self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
+        for call in mine:
+            if call.decoding is not None:
+                self._decoding.leave(call)
         self._light, self._short, self._long = (
             [call for call in calls if call.run_id != run_id] for calls in (self._light, self._short, self._long)
         )
@@ -188,7 +205,7 @@ class Scheduler:
 
     def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
-        step = Step(self._resources.shape.block_size)
+        step = Step(self._resources.shape.block_size, self._decoding)
         self.is_blocked = False
         self._num_formed += 1
         self._take_light(step)
@@ -199,7 +216,7 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        calls = (*self._light, *self._short, *self._long)
+        calls = (*self._light, *self._decoding.calls, *self._short, *self._long)
         return [call for call in calls if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:
@@ -224,37 +241,72 @@ class Scheduler:
                 self._light.append(call)
 
     def _take_short(self, step: Step) -> None:
-        max_rows, block_size = self._config.max_batch_rows, self._resources.shape.block_size
-        if len(self._short) > max_rows:
-            self._short.sort(key=_turn)  # otherwise all go
-        rows, batch_rows = step.rows, step.batch_rows
-        unserved, served = list[OpenCall](), list[OpenCall]()
-        for call in self._short:
-            if call.is_over:
-                continue
+        max_rows = self._config.max_batch_rows
+        waiting = [call for call in self._short if not call.is_over]
+        unserved = [
+            call for call in waiting if call.is_paused
+        ]  # and soon the first, when their programs let them go on
+        served: list[OpenCall] = []
+        if len(self._decoding) + len(waiting) - len(unserved) > max_rows:
+            waiting += self._dissolve_decoding()
+            waiting.sort(key=_turn)  # otherwise all go
+        else:
+            unserved += self._grow_decoding(step)
+        for call in waiting:
             feed = call.work
             assert isinstance(feed, Feed)
-            if not feed.is_steady and feed.is_paused:
-                unserved.append(call)  # and soon the first, when its program lets it go on
-            elif not feed.is_steady and feed.num_left != 1:  # a grammar forced tokens after the sampled one
+            if feed.is_paused:
+                continue
+            if feed.num_left != 1:  # a grammar forced tokens after the sampled one
                 insort(self._long, call, key=lambda one: one.rank)
-            elif len(rows) == max_rows:
+            elif step.num_rows == max_rows:
                 unserved.append(call)
-            elif feed.kv_len < len(feed.block_ids) * block_size or self._admit(call, step):
+            elif self._has_place(call, feed) or self._admit(call, step):
                 if call.restoring is not None:  # it reached a page that was dropped, with what stood there before
                     insort(self._long, call, key=lambda one: one.rank)
-                    continue
-                served.append(call)
-                call.served_at = self._num_formed
-                rows.append(call)
-                batch_rows.append(feed.next_row(1))
+                elif feed.is_steady:
+                    self._decoding.join(call)
+                else:
+                    served.append(call)
+                    call.served_at = self._num_formed
+                    step.rows.append(call)
+                    step.batch_rows.append(feed.next_row(1))
             else:
                 served.append(call)
         self._short = unserved + served
-        step.num_short = len(rows)
+        step.num_short = len(step.rows)
+
+    def _dissolve_decoding(self) -> list[OpenCall]:
+        """Has all decode rows leave: there are more rows of one token than a step may have, so they take turns."""
+        calls = self._decoding.dissolve()
+        for call in calls:
+            call.served_at = self._num_formed - 1
+        return calls
+
+    def _grow_decoding(self, step: Step) -> list[OpenCall]:
+        """Gives decode rows the pages that they need. Those that do not get theirs leave, and are returned."""
+        without: list[OpenCall] = []
+        for call in self._decoding.take_full():
+            feed = call.work
+            assert isinstance(feed, Feed)
+            if self._has_place(call, feed) or (self._admit(call, step) and call.restoring is None):
+                self._decoding.has_grown(call)
+                continue
+            self._decoding.leave(call)
+            call.served_at = self._num_formed - 1
+            if call.restoring is not None:
+                insort(self._long, call, key=lambda one: one.rank)
+            else:
+                without.append(call)
+        return without
+
+    def _has_place(self, call: OpenCall, feed: Feed) -> bool:
+        """Whether a call that goes on has a place for one token, or has got one without ado."""
+        has_room = feed.kv_len < len(feed.block_ids) * self._resources.shape.block_size
+        return has_room or (call.is_started and self._resources.grow(call, feed))
 
     def _take_long(self, step: Step) -> None:
-        budget = self._config.max_batch_tokens - len(step.rows)
+        budget = self._config.max_batch_tokens - step.num_rows
         is_first, is_blocked = True, False
         still_long: list[OpenCall] = []
         for place, call in enumerate(self._long):
@@ -271,6 +323,10 @@ class Scheduler:
                     feed = call.feed
                     if feed is None:  # it is no forward, and has its dropped pages back
                         self._take_restored(call, step)
+                        continue
+                    if feed is call.work and feed.is_steady:  # the cache had its dropped pages
+                        self._decoding.join(call)
+                        budget -= 1
                         continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
                     step.rows.append(call)
@@ -319,8 +375,9 @@ class Scheduler:
                 return False
             taken.append(call)
             return True
-        budget = self._config.max_batch_tokens - sum(row.num_tokens for row in step.batch_rows)
-        if feed.num_left == 1 and len(step.rows) >= self._config.max_batch_rows:
+        num_taken = len(self._decoding) + sum(row.num_tokens for row in step.batch_rows)
+        budget = self._config.max_batch_tokens - num_taken
+        if feed.num_left == 1 and step.num_rows >= self._config.max_batch_rows:
             return False
         if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):
             return False

@@ -8,9 +8,10 @@ from copy import copy
 from functools import lru_cache
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import ForwardRow, RowResult, Sampled
+from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
+from loopwright.core.ids import PageName
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
@@ -31,8 +32,8 @@ class SegmentFeed(Feed):
 
     __slots__ = (
         "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
-        "_num_prompt", "_reason", "_state", "_stop_tokens", "_token_bytes", "is_interrupted", "logprobs",
-        "num_allowed", "tokens", "top_logprobs",
+        "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops", "is_interrupted",
+        "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -49,10 +50,12 @@ class SegmentFeed(Feed):
         self.num_allowed: tuple[int, ...] = ()  # for each of `sampled`; only if asked for, and if not all were allowed
         if call.sampling.has_penalties:
             self._generated = self.tokens  # rows refer to this very list
+        self.freed: list[PageName] = []  # of pages that have left its window, in this order
         self.is_interrupted = False  # set by the controller; the segment ends at its next token boundary
         self._call = call
         self._num_prompt = len(call.tokens)
-        self._stop_tokens = frozenset(call.stop_tokens)
+        self.stop_tokens = frozenset(call.stop_tokens)
+        self.has_stops, self.is_shown = bool(call.stop), call.progress
         self._token_bytes, self._max_context = token_bytes, max_context
         self._matcher = StopMatcher(call.stop) if call.stop else None
         self._match: StopMatch | None = None
@@ -72,19 +75,10 @@ class SegmentFeed(Feed):
         self._grammar, self._state = grammar, grammar.start()
         self._continue(self._call.tokens, self._call.positions)
 
-    def next_row(self, max_tokens: int) -> ForwardRow:
-        if not self.is_steady:
-            return super().next_row(max_tokens)
-        return ForwardRow(
-            self.block_ids, self.kv_len, self._positions, self._tokens, (), None, (), (), self._sampling,
-            self._sample_position, 0, self._generated,
-        )  # fmt: skip
-
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the segment is over. Raises LimitExceeded, BadRequest when its grammar
         cannot go on."""
-        if self.is_steady:
-            return self._advance_steady(result)
+        assert not self.is_steady, "its rows are those of a group"
         if not super().advance(result):
             return self.is_interrupted
         assert self.sampled, "the last row of a prompt asks for a token"
@@ -106,6 +100,53 @@ class SegmentFeed(Feed):
         self._continue((self.tokens[-1],), (self._sample_position,))
         return self.is_interrupted
 
+    @property
+    def kv_len(self) -> int:
+        """As of every feed; of a steady one, all but the last of its tokens."""
+        return self._kv_len if not self.is_steady else self.start_kv_len + self._num_prompt + len(self.tokens) - 1
+
+    @property
+    def position(self) -> int:
+        """Where the last token stands."""
+        return self._call.positions[-1] + len(self.tokens)
+
+    @property
+    def max_more(self) -> int:
+        """Tokens after which the segment is over by its length; at least one."""
+        return max(1, min(self._call.max_tokens - len(self.tokens), self._max_context - 1 - self.position))
+
+    def has_ended(self) -> bool:
+        """Whether a steady segment, which has just got its last token, is over. To be asked once for each token that
+        may be the last; with stop strings, for each token."""
+        if (reason := self._end_reason(self.tokens[-1], self.position)) is None:
+            return self.is_interrupted
+        self._reason = reason
+        return True
+
+    def take_back(self) -> None:
+        """The last token does not count: its row failed."""
+        del self.tokens[-1], self.logprobs[-1]
+
+    @property
+    def first_position_left(self) -> int:
+        """No token that it runs from now on stands before this, nor can any see what such a token could not."""
+        if not self.tokens and self.num_left:
+            return min(self._positions[self._num_run :])
+        return self.position
+
+    def leave_out(self, blocks: Sequence[int], names: Sequence[PageName], block_size: int) -> None:
+        """Blocks of its page list are gone: KV places behind them move up."""
+        assert self.view is not None
+        self.view.leave_out(blocks)
+        gone, num_places = set(blocks), len(blocks) * block_size
+        self.block_ids = [block for place, block in enumerate(self.block_ids) if place not in gone]
+        place, offset = divmod(self.num_recorded, block_size)
+        num_before = sum(block < place for block in blocks)
+        self.num_recorded = (place - num_before) * block_size + (0 if place in gone else offset)
+        self.start_kv_len -= num_places  # from here on it says only where tokens that have not left would be
+        self._kv_len -= num_places
+        self.freed += names
+
     def progress(self) -> Progress | None:
         """The tokens of the step that just ended, if the program asked to see them and there were any."""
         if not self._call.progress or not self.sampled:
@@ -122,6 +163,7 @@ class SegmentFeed(Feed):
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
         num_kept, remainder = len(self.tokens), ""
+        num_gone = self._call.kv_len - self.start_kv_len  # places that have left its window
         stop: str | int | None = None
         if self._reason == "stop_token":
             num_kept, stop = num_kept - 1, self.tokens[-1]
@@ -135,8 +177,9 @@ class SegmentFeed(Feed):
             remainder=remainder,
             reason=self._reason,
             stop=stop,
-            kv_len=min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
-            num_pages=num_pages,
+            kv_len=num_gone + min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
+            num_pages=num_pages + len(self.freed),
+            freed=tuple(self.freed),
             top_logprobs=tuple(self.top_logprobs),
             logprob_kind=self._call.sampling.logprobs,
             sampler_state=self._sampler_state(),
@@ -161,22 +204,6 @@ class SegmentFeed(Feed):
             return self._call.sampler_state
         return self._sampler.state.values()
 
-    def _advance_steady(self, result: RowResult) -> bool:
-        """As `advance`, for the row that most steps are full of: it saves two thirds of the time."""
-        self.sampled = sampled = result.sampled
-        (one,) = sampled
-        self.tokens.append(one.token_id)
-        self.logprobs.append(one.logprob)
-        self.kv_len += 1
-        self._num_in_row = 1
-        position = self._sample_position
-        if (reason := self._end_reason(one.token_id, position)) is not None:
-            self._num_run, self._reason = 1, reason
-            return True
-        self._tokens, self._positions = (one.token_id,), (position,)
-        self._sample_position = position + 1
-        return self.is_interrupted
-
     def _keep(self, one: Sampled) -> None:
         self.tokens.append(one.token_id)
         self.logprobs.append(one.logprob)
@@ -196,7 +223,7 @@ class SegmentFeed(Feed):
         self.is_steady = self._is_usual and self._state is None and self.view is None
         if self._state is not None:
             self._is_choice = self._call.stop_entropy is None or not self._state.forced()
-            self._allowed_bits = self._state.allowed_bits(self._stop_tokens)
+            self._allowed_bits = self._state.allowed_bits(self.stop_tokens)
             if self._sampler is not None and self._may_force and (only := self._next_forced(positions[-1])) is not None:
                 self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
 
@@ -206,7 +233,7 @@ class SegmentFeed(Feed):
         forced: list[int] = []
         stops = copy(self._matcher)  # shares the automaton
         for token in self._state.forced()[: self._num_forcible(position)]:
-            if token in self._stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
+            if token in self.stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
                 break
             self._state.accept(token)
             forced.append(token)
@@ -216,7 +243,7 @@ class SegmentFeed(Feed):
         """The first token of `_forced`, not taken: a sampler carries state, so it is asked about every token."""
         assert self._state is not None
         forced = self._state.forced()[: min(1, self._num_forcible(position))]
-        return forced[0] if forced and forced[0] not in self._stop_tokens else None
+        return forced[0] if forced and forced[0] not in self.stop_tokens else None
 
     def _num_forcible(self, position: int) -> int:
         num_left = self._call.max_tokens - len(self.tokens) - 1
@@ -246,7 +273,7 @@ class SegmentFeed(Feed):
         return entropy > limit
 
     def _end_reason(self, token: int, position: int) -> StopReason | None:
-        if token in self._stop_tokens:
+        if token in self.stop_tokens:
             return "stop_token"
         if self._matcher is not None:
             piece = self._token_bytes[token]

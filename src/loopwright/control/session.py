@@ -28,10 +28,10 @@ class Issuer(Protocol):
 class InlineSession:
     """One run's door, in the process of the controller. Implements `core.control.Session`."""
 
-    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits) -> None:
+    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId) -> None:
         self.run_id = run_id
         self.limits = limits
-        self.tenant = TenantId("")  # the server knows one identity yet
+        self.tenant = tenant
         self.inbox = Inbox()
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}

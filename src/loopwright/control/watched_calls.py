@@ -56,6 +56,7 @@ class WatchedCalls:
             self._resources.record(call)
         if not is_interrupted:
             self._resources.shrink(call)
+            self._resources.slide(call)
             self._end_if_settled(call, feed)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
@@ -71,10 +72,12 @@ class WatchedCalls:
         """Ends the segment with what its program has acknowledged."""
         feed.cut_to_seen()
         self._resources.shrink(call)
+        self._resources.slide(call)
         self._finish(call, feed.segment(len(call.pages)))
 
     def _end_if_settled(self, call: OpenCall, feed: WatchedFeed) -> None:
         if feed.is_settled and feed.error is not None:
             self._fail(call, feed.error)
         elif feed.is_settled:
+            self._resources.slide(call)
             self._finish(call, feed.segment(len(call.pages)))

@@ -112,6 +112,11 @@ class WatchedFeed(SegmentFeed):
         return self.is_interrupted
 
     @property
+    def first_position_left(self) -> int:
+        """A veto has the token before the first that is not acknowledged run again."""
+        return min(super().first_position_left, self._call.positions[-1] + self._num_acknowledged)
+
+    @property
     def num_final(self) -> int:
         """All but the last of the prompt, which runs again after a veto of the first token, may be taken back."""
         return min(self.kv_len, self.start_kv_len + self._num_prompt - 1)
@@ -157,7 +162,7 @@ class WatchedFeed(SegmentFeed):
         try:
             self._restore()
             last = (self.tokens or self._call.tokens)[-1]
-            self.kv_len = self.start_kv_len + self._num_prompt + index - 1  # without the last, which runs again
+            self._kv_len = self.start_kv_len + self._num_prompt + index - 1  # without the last, which runs again
             self._continue((last,), (self._call.positions[-1] + index,))
         except LoopwrightError as error:
             self._error = error.info()
@@ -166,7 +171,7 @@ class WatchedFeed(SegmentFeed):
         """Leaves only the first tokens, and KV for all of them but the last."""
         del self.tokens[num_tokens:], self.logprobs[num_tokens:], self.top_logprobs[num_tokens:]
         del self._ends[num_tokens:]
-        self.kv_len = self.start_kv_len + self._num_prompt + max(num_tokens - 1, 0)
+        self._kv_len = self.start_kv_len + self._num_prompt + max(num_tokens - 1, 0)
         self._num_run = self.num_inputs
         if self._sampler is not None:
             self._sampler = self._samplers[num_tokens]

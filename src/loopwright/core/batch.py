@@ -8,7 +8,7 @@ of its own. Entries are made by the hundred in each step, so they are structs of
 fields takes ten times as long to make.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -73,6 +73,39 @@ class ForwardRow(msgspec.Struct, frozen=True):
         return len(self.token_ids) or len(self.input_slots)
 
 
+class DecodeRows(msgspec.Struct, frozen=True):
+    """Rows of one token each that only sample the next one, as columns: entry i of each is of row i.
+
+    From one step to the next, the same rows have the same columns, the very same lists, but for what was sampled:
+    `num_steps` more tokens stand in the KV of each than when its column entries were made."""
+
+    block_ids: Sequence[Sequence[BlockId]]
+    kv_lens: Sequence[int]  # when num_steps is 0, and less by what num_steps was when the row came
+    positions: Sequence[int]  # likewise, of the input
+    samplings: Sequence[Sampling]
+    generated: Sequence[Sequence[int]]  # what penalties count beside the lists of `samplings`
+    token_ids: Sequence[int]
+    num_steps: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def rows(self) -> list[ForwardRow]:
+        """The same, row by row."""
+        num = self.num_steps
+        columns = (self.block_ids, self.kv_lens, self.positions, self.token_ids, self.samplings, self.generated)
+        return [
+            ForwardRow(
+                block_ids, kv_len + num, (position + num,), (token_id,), (), None, (), (), sampling,
+                position + num + 1, 0, generated,
+            )
+            for block_ids, kv_len, position, token_id, sampling, generated in zip(*columns, strict=True)
+        ]  # fmt: skip
+
+
+NO_DECODES = DecodeRows((), (), (), (), (), ())
+
+
 class HeadRow(msgspec.Struct, frozen=True):
     """Distribution or sample from a hidden state that an earlier step left in a slot."""
 
@@ -88,12 +121,22 @@ class Batch(msgspec.Struct, frozen=True):
     copies: Sequence[BlockCopy] = ()
     shifts: Sequence[KvShift] = ()
     embeds: Sequence[EmbedRow] = ()
+    decodes: DecodeRows = NO_DECODES  # run with `rows`, in one forward pass
     rows: Sequence[ForwardRow] = ()
     heads: Sequence[HeadRow] = ()
 
     @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + len(self.rows)
+
+    @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return len(self.decodes) + sum(row.num_tokens for row in self.rows)
+
+    @property
+    def all_rows(self) -> Sequence[ForwardRow]:
+        """The decode rows, and behind them the others."""
+        return [*self.decodes.rows(), *self.rows]
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -125,9 +168,37 @@ class RowResult(msgspec.Struct, frozen=True):
         return self.sampled[-1].logprob if self.sampled else None
 
 
+class DecodeResult(msgspec.Struct, frozen=True):
+    """What came of DecodeRows, as columns."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    errors: Mapping[int, ErrorInfo] = {}  # by row: it failed, and its token means nothing
+
+    @classmethod
+    def of_rows(cls, results: Sequence[RowResult]) -> "DecodeResult":
+        """The same, of results row by row."""
+        chosen = [_FAILED if one.error is not None else one.sampled[0] for one in results]
+        errors = {place: one.error for place, one in enumerate(results) if one.error is not None}
+        return cls([one.token_id for one in chosen], [one.logprob for one in chosen], errors)
+
+
+NO_DECODE_RESULT = DecodeResult()
+_FAILED = Sampled(0, 0.0)
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """What came of a batch: a result for each row, head and shift, in the batch's order."""
 
+    decodes: DecodeResult = NO_DECODE_RESULT
     rows: Sequence[RowResult] = ()
     heads: Sequence[RowResult] = ()
     shifts: Sequence[RowResult] = ()
+
+    @classmethod
+    def of_all_rows(
+        cls, batch: Batch, results: Sequence[RowResult], heads: Sequence[RowResult], shifts: Sequence[RowResult]
+    ) -> "StepResult":
+        """With `results` of the batch's `all_rows`."""
+        num_decodes = len(batch.decodes)
+        return cls(DecodeResult.of_rows(results[:num_decodes]), results[num_decodes:], heads, shifts)

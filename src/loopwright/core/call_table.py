@@ -72,7 +72,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     calls.Veto: CallKind("control", results.Done, ("input_text", "output_text")),
     host_calls.Segment: CallKind("inference", "Segment and {text}", ("tokenize", "output_text")),
     host_calls.Tokenize: CallKind("runtime", "{tokens}", ("tokenize",)),
-    host_calls.Detokenize: CallKind("runtime", "{text}", ("tokenize",)),
+    host_calls.Detokenize: CallKind("runtime", "{text}, and {pieces} if asked", ("tokenize",)),
     host_calls.RenderChat: CallKind("runtime", "{tokens}", ("tokenize",)),
     host_calls.Vocabulary: CallKind("runtime", "{bytes, lengths}", ("tokenize",)),
     outside_calls.HttpRequest: CallKind("runtime", "{status, headers, url, body}"),

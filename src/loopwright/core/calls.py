@@ -341,7 +341,11 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KvWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token sees the tokens at positions below `sinks`, and from the border of a page on that lies at or before
     its own position + 1 - size: at least the last `size`, itself included. A border is a multiple of the page size, so
-    that nothing needs a mask when places and positions lie alike in pages."""
+    that nothing needs a mask when places and positions lie alike in pages.
+
+    A page of which no token can be seen any more is freed, as by FreePages, in the step after that; of a watched
+    segment, once no veto can go back to a token that sees it. Other names of it stay. Segment names the pages; if the
+    segment fails, those that it freed stay so."""
 
     size: Positive
     sinks: NonNegative = 0
@@ -383,7 +387,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     progress: bool = False
     explain: bool = False  # a Progress also says how many tokens the grammar let through
     grammar: Grammar | None = None
-    window: KvWindow | None = None  # what its tokens see; pages that fell out of it stay bound
+    window: KvWindow | None = None  # what its tokens see
     sampler: TracedSampler | None = None
     sampler_state: dict[str, StateValue] = {}
     watch: Watch | None = None

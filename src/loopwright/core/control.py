@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from loopwright.core.calls import QueueCall
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -67,6 +67,8 @@ class Control(Protocol):
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> Session: ...
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> Session:
+        """Begins a run. What it computes and exports is shared with those of its tenant alone."""
+        ...
 
     async def stats(self) -> ControlStats: ...

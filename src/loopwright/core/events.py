@@ -36,10 +36,26 @@ class Text(EventBase, frozen=True, kw_only=True, tag="text"):
     text: str
 
 
-class Tokens(EventBase, frozen=True, kw_only=True, tag="tokens"):
-    """Token ids behind the text, when the program asked to show them."""
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A token as a client sees it. `text` is how it is shown by itself: a control token written out, bytes that are no
+    UTF-8 as `bytes:\\xf0\\x9f`. `bytes` are what it adds to a text, null if that is nothing."""
 
-    tokens: tuple[int, ...]
+    token: int
+    text: str
+    bytes: tuple[int, ...] | None
+    logprob: float | None  # null where nothing stands before it
+    top: tuple["TokenLogprob", ...] = ()  # the most probable of its place, if asked
+
+
+class Tokens(EventBase, frozen=True, kw_only=True, tag="tokens"):
+    """Text with what stands behind it, when the program asked to show that. `index` says which of several answers it
+    belongs to. `tokens` are ids sampled since the last event, if asked; `logprobs` are of those tokens whose text has
+    come, so that what a stop string takes away is not among them."""
+
+    text: str
+    index: int = 0
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Log(EventBase, frozen=True, kw_only=True, tag="log"):

@@ -62,9 +62,11 @@ class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
 
 
 class Detokenize(HostCall, frozen=True, kw_only=True, tag="detokenize"):
-    """Token ids to text: {text}. Control tokens have no text."""
+    """Token ids to text: {text}. Control tokens have no text. With `each`, also {pieces}: each token by itself, as
+    {token, text, bytes}, where a control token is written out."""
 
     tokens: tuple[TokenId, ...]
+    each: bool = False
     model: str = ""
 
 
@@ -99,12 +101,22 @@ class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     model: str = ""
 
 
+class Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes to the client beside the text, and which of several answers it is."""
+
+    index: Annotated[int, Meta(ge=0)] = 0
+    tokens: bool = False
+    logprobs: bool = False
+
+
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):
     """Generate, with text. With `stream`, parts {text, tokens} come before the end; with `emit`, the text goes to the
-    client as it is made. Ends with the fields of results.Segment and `text`, which leaves the stop string out."""
+    client as it is made, and with `shown` as events of the type tokens. Ends with the fields of results.Segment and
+    `text`, which leaves the stop string out."""
 
     generate: Generate
     emit: bool = False
+    shown: Shown | None = None
     stream: bool = False
 
 

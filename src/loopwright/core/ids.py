@@ -7,10 +7,12 @@ ids that the server chooses (runs, blocks, slots) are never shown to a program a
 from typing import NewType
 
 RunId = NewType("RunId", str)
-TenantId = NewType("TenantId", str)  # who pays, as the server knows it; "" while it knows one alone
+TenantId = NewType("TenantId", str)  # who pays, as the server knows it
 CallId = NewType("CallId", int)  # the handle that `submit` returned to the program; unique within a run
 QueueName = NewType("QueueName", int)  # chosen by the program
 PageName = NewType("PageName", int)  # chosen by the program; bound to a block by control
 EmbedName = NewType("EmbedName", int)  # chosen by the program; bound to a slot by control
 BlockId = NewType("BlockId", int)  # the engine's unit of KV
 SlotId = NewType("SlotId", int)  # the engine's unit of embedding storage: one vector and its position
+
+ONE_TENANT = TenantId("")  # of a server that tells nobody apart

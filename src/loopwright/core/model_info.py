@@ -1,5 +1,6 @@
 """What anyone may know of a loaded model. Never loads one. Made by compose, shown to programs and clients."""
 
+import hashlib
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -29,5 +30,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     exactness: Exactness = "reference"
     license: str = ""
     description: str = ""
+    template_sha256: str = ""  # of the chat template
+    engine: str = ""  # what computes: its version and back-end
     version: str = ""  # changes when an answer could: quantization and weights
     service_id: int = 0  # which of the server's engines runs it; models of one engine share its pages
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever may change an answer: weights, quantization, template, engine, equality class."""
+        parts = (self.weights_sha256, self.quantization, self.template_sha256, self.engine, self.exactness)
+        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -9,7 +9,7 @@ import msgspec
 
 from loopwright.core.calls import LogprobKind
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.ids import CallId, QueueName
+from loopwright.core.ids import CallId, PageName, QueueName
 from loopwright.core.samplers import StateValue
 
 
@@ -71,6 +71,7 @@ class Segment(Result, frozen=True, tag="segment"):
     first `num_kept`: a stop token is not kept, nor are the tokens that a stop string reaches into; `remainder` is the
     text of a dropped token that comes before the stop string (bytes that are no UTF-8 by themselves are dropped).
     `kv_len` never exceeds what is kept: a token's KV exists once its own forward has run, so the last token has none.
+    `freed` names the pages that left its window; `kv_len` and `num_pages` count them and the tokens in them too.
     """
 
     tokens: tuple[int, ...]
@@ -81,6 +82,7 @@ class Segment(Result, frozen=True, tag="segment"):
     stop: str | int | None  # the string or token that ended it
     kv_len: int
     num_pages: int
+    freed: tuple[PageName, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
     sampler_state: dict[str, StateValue] = {}  # what its sampler carried at the end

@@ -12,7 +12,7 @@ import msgspec
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Code
 from loopwright.core.events import Event
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 
 SandboxName = Literal["wasm", "native"]
@@ -47,6 +47,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     model: str = ""  # of contexts that name none; "" is the server's first
     seed: int | None = None
     has_input: bool = True  # false: the program hears at once that its client sends nothing
+    tenant: TenantId = ONE_TENANT  # whose run it is: the server says so, and no client
 
 
 class ClientInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

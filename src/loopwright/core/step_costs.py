@@ -19,9 +19,9 @@ class StepCosts:
 
     def step_s(self, batch: Batch) -> float:
         """Seconds that the batch takes."""
-        if not batch.rows:
+        num_rows = batch.num_rows
+        if not num_rows:
             return self.light_s
-        num_rows = len(batch.rows)
         return self.rows_s(num_rows) + ((batch.num_tokens - num_rows) * self.token_s if self.token_s else 0.0)
 
     def rows_s(self, num_rows: int) -> float:

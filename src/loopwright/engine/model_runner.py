@@ -52,10 +52,11 @@ class ModelRunner:
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
-        return StepResult(
-            shifts=shifts,
-            rows=_isolate(batch.rows, lambda row: check_row(row, self.shape), self._run_rows),
-            heads=_isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
+        return StepResult.of_all_rows(
+            batch,
+            _isolate(batch.all_rows, lambda row: check_row(row, self.shape), self._run_rows),
+            _isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
+            shifts,
         )
 
     def _shift(self, shift: KvShift) -> RowResult:

@@ -95,7 +95,7 @@ class ScriptedExecutor:
     @property
     def mean_rows(self) -> float:
         """Forward rows a batch that has any."""
-        sizes = [len(batch.rows) for batch in self.batches if batch.rows]
+        sizes = [batch.num_rows for batch in self.batches if batch.num_rows]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
     def submit(self, batch: Batch) -> Future[StepResult]:
@@ -126,10 +126,11 @@ class ScriptedExecutor:
         for embed in batch.embeds:
             for token_id, position, slot in zip(embed.token_ids, embed.positions, embed.slots, strict=True):
                 self._slots[slot] = _State((token_id,), position)
-        return StepResult(
-            rows=tuple(_guarded(self._run_row, row) for row in batch.rows),
-            heads=tuple(_guarded(self._run_head, head) for head in batch.heads),
-            shifts=tuple(RowResult() for _ in batch.shifts),  # a history knows no positions
+        return StepResult.of_all_rows(
+            batch,
+            tuple(_guarded(self._run_row, row) for row in batch.all_rows),
+            tuple(_guarded(self._run_head, head) for head in batch.heads),
+            tuple(RowResult() for _ in batch.shifts),  # a history knows no positions
         )
 
     def _copy(self, batch: Batch) -> None:

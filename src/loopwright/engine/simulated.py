@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, Sampled, StepResult
+from loopwright.core.batch import Batch, DecodeResult, DecodeRows, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
@@ -51,7 +51,7 @@ class SimulatedExecutor:
         batch, _ = self._waiting[0]
         cost_s = self._costs.step_s(batch)
         self.num_steps += 1
-        self.num_rows += len(batch.rows)
+        self.num_rows += batch.num_rows
         self.busy_s += cost_s
         if cost_s > 0:
             self._call_later(cost_s, self._finish)
@@ -68,6 +68,7 @@ class SimulatedExecutor:
 def answer(batch: Batch) -> StepResult:
     """What the simulated device makes of a batch: drafts are right, and each sampled token is the first allowed."""
     return StepResult(
+        decodes=_decode_result(batch.decodes),
         rows=[_row_result(row) for row in batch.rows],
         heads=[_head_result(head) for head in batch.heads],
         shifts=[_NOTHING] * len(batch.shifts),
@@ -86,6 +87,12 @@ class _UnchangedState:
 
 _NOTHING = RowResult()
 _SAMPLED = RowResult((Sampled(_TOKEN, 0.0, ((_TOKEN, 0.0),)),))
+
+
+def _decode_result(rows: DecodeRows) -> DecodeResult:
+    if not any(one.allowed for one in rows.samplings):
+        return DecodeResult([_TOKEN] * len(rows), [0.0] * len(rows))
+    return DecodeResult.of_rows([_row_result(row) for row in rows.rows()])
 
 
 def _row_result(row: ForwardRow) -> RowResult:

@@ -9,11 +9,13 @@ from typing import Any
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
 from loopwright.core.event_feed import EventFeed
-from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, ToolCall
+from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, Tokens, ToolCall
 from loopwright.core.ids import RunId
 from loopwright.core.raise_hint import raise_hint
+from loopwright.runtime.shown_tokens import ShownText
 
 MIN_EVENT_BYTES = 16  # what an event counts for at the least: an empty line takes memory too
+TOKEN_BYTES, LOGPROB_BYTES = 8, 64  # what a token and a log-probability count for
 BURST_S = 10  # how many seconds' worth of lines may come at once
 
 
@@ -36,6 +38,12 @@ class EventLog:
     def text(self, text: str) -> None:
         self._count(_num_bytes(text))
         self._feed.add(Text(**self._stamp(), text=text))
+
+    def tokens(self, shown: ShownText) -> None:
+        num_logprobs = sum(1 + len(one.top) for one in shown.logprobs)
+        self._count(_num_bytes(shown.text) + TOKEN_BYTES * len(shown.tokens) + LOGPROB_BYTES * num_logprobs)
+        stamp, index, logprobs = self._stamp(), shown.index, shown.logprobs
+        self._feed.add(Tokens(**stamp, text=shown.text, index=index, tokens=shown.tokens, logprobs=logprobs))
 
     def log(self, stream: str, line: str) -> None:
         self._lines.take_one()

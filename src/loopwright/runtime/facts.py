@@ -10,7 +10,7 @@ from sys import byteorder
 from typing import Any, TypeAlias
 
 from loopwright.core.host_calls import Adapters, Describe, EmbedsNeeded, Models
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.tokenizer import Tokenizer
@@ -37,6 +37,7 @@ class RunFacts:
     arguments: Mapping[str, Any]
     model: str = ""  # its own model
     parent: Mapping[str, Any] | None = None  # {run, context} of the run that spawned it
+    tenant: TenantId = ONE_TENANT
 
 
 def answer(call: FactCall, run: RunFacts, model: ModelText, models: Sequence[ModelInfo]) -> dict[str, Any]:

@@ -17,7 +17,16 @@ from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import QueueCall, WatchCall
 from loopwright.core.control import Session
-from loopwright.core.errors import BadRequest, InternalError, LimitExceeded, LoopwrightError, PermissionDenied
+from loopwright.core.errors import (
+    BadRequest,
+    ErrorInfo,
+    InternalError,
+    LimitExceeded,
+    LoopwrightError,
+    PermissionDenied,
+    ProgramError,
+    from_info,
+)
 from loopwright.core.ids import CallId
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
@@ -28,6 +37,7 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.segment_text import SegmentText
 from loopwright.runtime.services import Answers
+from loopwright.runtime.shown_tokens import ShownTokens
 
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
@@ -40,6 +50,7 @@ class OpenCall:
     task: asyncio.Task[None] | None = None  # awaits a service; otherwise control has the call
     segment: calls.Segment | None = None
     text: SegmentText | None = None
+    shown: ShownTokens | None = None
     session: Session | None = None  # which has it, if control does
     wants_answer: bool = True
 
@@ -72,6 +83,7 @@ class Host:
         self._num_unread_bytes = 0
         self._wake: Callable[[], None] | None = None
         self._is_over = False
+        self._fault: ErrorInfo | None = None  # the last that was not the program's doing, of what control answered
 
     async def __aenter__(self) -> "Host":
         await self._tasks.__aenter__()
@@ -91,6 +103,12 @@ class Host:
                 call.task.cancel()
         self._open.clear()
         await self._tasks.__aexit__(kind, error, trace)
+
+    def blamed(self, error: ProgramError) -> LoopwrightError:
+        """The error that a program ended with; if it only passed on a fault of the model's side, that fault."""
+        if self._fault is None or self._fault.message != error.message:
+            return error
+        return from_info(msgspec.structs.replace(self._fault, traceback=error.traceback))
 
     # Guest: what the sandbox calls
 
@@ -178,8 +196,10 @@ class Host:
         if call.emit and call.generate.watch is not None:
             raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
         session = self._session_for(call.generate)
-        text = SegmentText(call.generate, self._text_for(call).tokenizer.token_bytes)
-        self._open[handle] = OpenCall(segment=call, text=text, wants_answer=call.answer, session=session)
+        tokenizer = self._text_for(call).tokenizer
+        text = SegmentText(call.generate, tokenizer.token_bytes)
+        shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
+        self._open[handle] = OpenCall(None, call, text, shown, session, call.answer)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         session.submit(CallId(handle), generate)
 
@@ -259,6 +279,8 @@ class Host:
         if completion.is_final:
             del self._open[handle]
         if completion.error is not None:
+            if completion.error.code == "internal":
+                self._fault = completion.error
             self._push(handle, "error", completion.error, call.wants_answer)
         elif completion.result is not None:
             self._complete_ok(handle, call, completion.result)
@@ -269,16 +291,24 @@ class Host:
         elif isinstance(result, Progress) and call.segment.generate.watch is not None:
             self._push(handle, "part", result)
         elif isinstance(result, Progress):
-            self._part(handle, call.segment, call.text.push(result.tokens), result.tokens)
+            self._part(handle, call, result, call.text.push(result.tokens), result.tokens)
         elif isinstance(result, SegmentResult):
-            self._part(handle, call.segment, call.text.finish(result.tokens), ())
+            self._part(handle, call, result, call.text.finish(result.tokens), ())
             payload = msgspec.structs.asdict(result) | {"text": call.text.text}
             self._push(handle, "ok", payload, call.wants_answer)
 
-    def _part(self, handle: int, segment: calls.Segment, delta: str, tokens: tuple[int, ...]) -> None:
-        if segment.emit and delta:
+    def _part(
+        self, handle: int, call: OpenCall, result: Progress | SegmentResult, delta: str, tokens: tuple[int, ...]
+    ) -> None:
+        assert call.segment is not None
+        if call.shown is not None:
+            finish, push = call.shown.finish, call.shown.push
+            shown = push(result, delta) if isinstance(result, Progress) else finish(result, delta)
+            if shown:
+                self._tell(lambda: self._events.tokens(shown))
+        elif call.segment.emit and delta:
             self._tell(lambda: self._events.text(delta))
-        if segment.stream and (delta or tokens):
+        if call.segment.stream and (delta or tokens):
             self._push(handle, "part", {"text": delta, "tokens": tokens})
 
     def _answer(self, handle: int, call: HostCall, payload: object) -> None:

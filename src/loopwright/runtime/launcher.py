@@ -26,10 +26,11 @@ from loopwright.core.errors import (
     NotFound,
     Overloaded,
     PermissionDenied,
+    ProgramError,
 )
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
-from loopwright.core.ids import RunId
+from loopwright.core.ids import RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
@@ -65,7 +66,7 @@ class Run:
     program: Program
     arguments: dict[str, Any]
     sandbox: Sandbox
-    tenant: str  # whose launches take turns with those of others
+    tenant: TenantId
     budget: Budget
     model: str
     seed: int
@@ -169,7 +170,14 @@ class Launcher:
         self._check_room()
         left_s = parent.started_now_s + parent.limits.seconds - self._clock.now_s()
         seed = parent.children.take_seed(parent.seed)
-        spec = RunSpec(program=name, arguments=call.arguments, model=parent.model, seed=seed, has_input=False)
+        spec = RunSpec(
+            program=name,
+            arguments=call.arguments,
+            model=parent.model,
+            seed=seed,
+            has_input=False,
+            tenant=parent.tenant,
+        )
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
         child.context = call.context
         self._admit(child)
@@ -259,7 +267,7 @@ class Launcher:
             program=program,
             arguments=spec.arguments,
             sandbox=sandbox,
-            tenant="",
+            tenant=spec.tenant,
             budget=budget,
             model=self._models.find(spec.model).text.info.name,
             seed=spec.seed if spec.seed is not None else int.from_bytes(drawn[8:]) >> 3,  # 53 bits
@@ -313,8 +321,8 @@ class Launcher:
             await self._launches.turn(run.tenant)
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
-        facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent)
-        doors = ModelDoors(self._models, run.model, run.run_id, limits, run.children.permissions)
+        facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent, run.tenant)
+        doors = ModelDoors(self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions)
         trace = None
         if self._trace is not None:  # of what goes to its own model
             trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
@@ -334,7 +342,12 @@ class Launcher:
                 arguments = json.dumps(run.arguments)
                 guest = host if trace is None else trace.guest(host)
                 program = run.program
-                return await run.sandbox.run(program.code, program.filename, arguments, guest, run.limits, run.budget)
+                try:
+                    return await run.sandbox.run(
+                        program.code, program.filename, arguments, guest, run.limits, run.budget
+                    )
+                except ProgramError as error:
+                    raise host.blamed(error) from None
         finally:
             doors.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loopwright.core.calls import CreateQueue, DebugQuery, ExportedPages, QueueCall
 from loopwright.core.control import ControlLimits, Session
 from loopwright.core.errors import BadRequest, LoopwrightError
-from loopwright.core.ids import QueueName, RunId
+from loopwright.core.ids import QueueName, RunId, TenantId
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.served_models import ServedModels
@@ -22,13 +22,19 @@ class ModelDoors:
     """`default` is the run's own model, which needs no permission: who started the run has chosen it."""
 
     def __init__(
-        self, models: ServedModels, default: str, run_id: RunId, limits: ControlLimits, permissions: Permissions
+        self,
+        models: ServedModels,
+        default: str,
+        run_id: RunId,
+        tenant: TenantId,
+        limits: ControlLimits,
+        permissions: Permissions,
     ) -> None:
         self.when_opened: Callable[[Session], None] | None = None  # told of each session but the first
-        self.default = models.find(default).control.open(run_id, limits)
+        self.default = models.find(default).control.open(run_id, limits, tenant)
         self._models = models
         self._default_name = default
-        self._run_id, self._limits, self._permissions = run_id, limits, permissions
+        self._run_id, self._tenant, self._limits, self._permissions = run_id, tenant, limits, permissions
         self._sessions: dict[str, Session] = {default: self.default}
         self._models_of_queues: dict[QueueName, str] = {}
         self._refused: dict[QueueName, LoopwrightError] = {}  # why a queue could not be; nobody may have waited for it
@@ -82,7 +88,7 @@ class ModelDoors:
         if session is None:
             control = self._models.find(name).control
             self._permissions.check_model(name)
-            session = self._sessions[name] = control.open(self._run_id, self._limits)
+            session = self._sessions[name] = control.open(self._run_id, self._limits, self._tenant)
             if self.when_opened is not None:
                 self.when_opened(session)
         return session

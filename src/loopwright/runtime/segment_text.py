@@ -28,6 +28,11 @@ class SegmentText:
         return self.push(tokens[self._num_seen :]) + self._keep(self._stream.finish())
 
     @property
+    def num_shown_bytes(self) -> int:
+        """How many bytes of the tokens, less those of stop tokens, are in the text by now."""
+        return self._stream.num_shown_bytes
+
+    @property
     def text(self) -> str:
         return "".join(self._deltas)
 

@@ -77,7 +77,7 @@ class Services:
             events.tool(use.name, use.arguments, use.duration_s, use.outcome)
 
         async with (
-            self.shared.open(run.run_id, permissions, budget.limits, mailbox) as shared,
+            self.shared.open(run.run_id, run.tenant, permissions, budget.limits, mailbox) as shared,
             self._egress.open(permissions) as way_out,
         ):
             yield {

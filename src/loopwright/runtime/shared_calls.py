@@ -37,8 +37,6 @@ from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.string_store import StringStore
 
-TENANT = TenantId("")  # the server knows one identity yet
-
 Table: TypeAlias = Mapping[type, Any]
 
 
@@ -51,10 +49,10 @@ class SharedCalls:
 
     @asynccontextmanager
     async def open(
-        self, run_id: RunId, permissions: Permissions, limits: Limits, mailbox: Mailbox
+        self, run_id: RunId, tenant: TenantId, permissions: Permissions, limits: Limits, mailbox: Mailbox
     ) -> AsyncIterator[Table]:
         """One run's part of the table of answers."""
-        run = _RunShares(self._exchange, self._own_stores, run_id, permissions, limits)
+        run = _RunShares(self._exchange, self._own_stores, run_id, tenant, permissions, limits)
         try:
             yield {
                 Broadcast: lambda call: run.send(call.topic, call),
@@ -88,11 +86,18 @@ class _RunShares:
     """One run's door to what it shares, and its own store."""
 
     def __init__(
-        self, exchange: Exchange, own_stores: StringStore, run_id: RunId, permissions: Permissions, limits: Limits
+        self,
+        exchange: Exchange,
+        own_stores: StringStore,
+        run_id: RunId,
+        tenant: TenantId,
+        permissions: Permissions,
+        limits: Limits,
     ) -> None:
         self._exchange = exchange
         self._own_stores = own_stores
         self._run_id = run_id
+        self._tenant = tenant
         self._own = TenantId(run_id)  # no other run has it
         self._permissions = permissions
         self._limits = limits
@@ -122,7 +127,7 @@ class _RunShares:
 
     def ask(self, call: SharedCall) -> object:
         if self._member is None:
-            self._member = self._exchange.join(self._run_id, TENANT, self._limits.max_state_bytes)
+            self._member = self._exchange.join(self._run_id, self._tenant, self._limits.max_state_bytes)
         return self._member.ask(call)
 
     def close(self) -> None:

@@ -33,7 +33,8 @@ class TextCalls:
         size = self._model.info.vocab_size
         if any(token >= size for token in call.tokens):
             raise BadRequest(f"token id {max(call.tokens)}; the vocabulary has {size}", field="tokens")
-        return {"text": detokenize(self._model.tokenizer.token_bytes, call.tokens)}
+        found: Payload = {"text": detokenize(self._model.tokenizer.token_bytes, call.tokens)}
+        return {**found, "pieces": [self._piece(token) for token in call.tokens]} if call.each else found
 
     def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
         num_chars = sum(len(message.content) for message in call.messages)
@@ -42,6 +43,10 @@ class TextCalls:
 
     def vocabulary(self, _: Vocabulary) -> Coroutine[Any, Any, Payload]:
         return asyncio.to_thread(facts.vocabulary, self._model)
+
+    def _piece(self, token: int) -> Payload:
+        text, added = self._model.tokenizer.shown(token)
+        return {"token": token, "text": text, "bytes": list(added) or None}
 
     def _tokens_of(self, call: Tokenize) -> list[int]:
         tokenizer = self._model.tokenizer

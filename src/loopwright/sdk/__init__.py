@@ -26,7 +26,7 @@ from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, la
 from loopwright.sdk.handover import export_context, import_context, unexport_context
 from loopwright.sdk.messaging import MessagesLost, broadcast, pull, push, subscribe
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
-from loopwright.sdk.output import emit, emit_text, log
+from loopwright.sdk.output import Show, emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.store import Store
@@ -61,6 +61,7 @@ __all__ = [
     "Queue",
     "RunFacts",
     "Score",
+    "Show",
     "Store",
     "Tool",
     "ToolCall",

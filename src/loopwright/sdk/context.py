@@ -14,6 +14,7 @@ from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
 from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
+from loopwright.sdk.output import Show
 from loopwright.sdk.resources import Queue, detokenize, tokenize
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.sampling import context_seed, sampling_fields
@@ -120,7 +121,7 @@ class Context:
     async def generate(
         self,
         *,
-        emit: bool = False,
+        emit: bool | Show = False,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
         parallel_calls: bool = True,
@@ -129,13 +130,16 @@ class Context:
     ) -> Turn:
         """Lets the model continue, as one segment, and returns it. Options as for `stream`.
 
-        With `emit`, the text also goes to the client while it is made, at no cost to the program."""
+        With `emit`, the text also goes to the client while it is made, at no cost to the program; `Show` says what
+        else."""
         options: dict[str, Any] = {**given}
         use = tool_use(tools, tool_choice, parallel_calls, strict)
         with self._turnstile:
             if use is not None:
                 return use.read(await self._end(await self._begin(emit=emit, stream=False, options=options, use=use)))
             if await take_untraceable(options, self._run, self._queue.model):
+                if isinstance(emit, Show):
+                    raise BadRequest("emit: of a sampler that runs as Python only the text can be shown", field="emit")
                 return await self._generate_token_by_token(options | ({"emit": True} if emit else {}))
             return await self._end(await self._begin(emit=emit, stream=False, options=options))
 
@@ -144,7 +148,7 @@ class Context:
         self,
         *,
         tools: Sequence[Tool],
-        emit: bool = False,
+        emit: bool | Show = False,
         tool_choice: str = "auto",
         parallel_calls: bool = True,
         strict: bool = True,
@@ -152,12 +156,12 @@ class Context:
     ) -> ToolStream: ...
 
     @overload
-    def stream(self, *, emit: bool = False, **options: Unpack[SegmentOptions]) -> TokenStream: ...
+    def stream(self, *, emit: bool | Show = False, **options: Unpack[SegmentOptions]) -> TokenStream: ...
 
     def stream(
         self,
         *,
-        emit: bool = False,
+        emit: bool | Show = False,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
         parallel_calls: bool = True,
@@ -167,11 +171,12 @@ class Context:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
-        first that appears), repetition_penalty, presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed
-        (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or
-        "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the model's entropy, in
-        nats, is higher), ignore_eos (go on past the end of the turn), grammar (what the text must be, as a whole: see
-        `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does.
+        first that appears), stop_tokens (ids that end it, beside the model's own), repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed (only these ids), temperature (0 is greedy),
+        top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or "processed"), top_logprobs (how many), stop_entropy
+        (ends before a token in whose place the model's entropy, in nats, is higher), ignore_eos (go on past the end of
+        the turn), grammar (what the text must be, as a whole: see `json_schema`, `regex`, `lark`, `choice`).
+        docs/sampling.md says what each does.
 
         `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
         carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
@@ -239,6 +244,13 @@ class Context:
             for first in range(0, len(ids), MAX_FORKS_SCORED):
                 scores += await self._score(ids[first : first + MAX_FORKS_SCORED])
             return scores
+
+    async def append_scored(self, tokens: Sequence[int], k: int = 1) -> list[Distribution]:
+        """Adds token ids, and says for each which distribution it was found in: the k most probable of its place, and
+        the token itself. The context must not be empty. Nothing of what it runs comes out of a cache."""
+        with self._turnstile:
+            await self._prepare(opens_turn=False)
+            return [Distribution(one) for one in await self._kv.score(list(tokens), k)]
 
     async def verify(
         self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]
@@ -316,11 +328,14 @@ class Context:
 
     # Its life
 
-    async def flush(self) -> None:
-        """Runs what was appended, so that its KV is there: before a fork, or while waiting for something else."""
+    async def flush(self, *, opens_turn: bool = False) -> int:
+        """Runs what was appended, so that its KV is there: before a fork, or while waiting for something else.
+
+        Of a chat, `opens_turn` begins the assistant's turn too. Says how many of the tokens did not run, because
+        somebody had computed their KV before."""
         with self._turnstile:
-            await self._prepare(opens_turn=False)
-            await self._kv.fill()
+            await self._prepare(opens_turn=opens_turn)
+            return await self._kv.fill()
 
     async def fork(self) -> "Context":
         """A copy that goes its own way, with the same view. Full pages are shared, the last partial page is copied;
@@ -341,7 +356,7 @@ class Context:
         if self._turnstile.is_closed:
             return
         self._turnstile.is_closed = True
-        self._kv.pages.close()
+        self._kv.pages.close(is_sliding=self._segment is not None and self._kv.views.current.window is not None)
         if self._segment is not None:
             self._segment.abandon()
         elif self._kv.pages.is_settled:
@@ -359,7 +374,9 @@ class Context:
 
     # Between the two
 
-    async def _begin(self, *, emit: bool, stream: bool, options: dict[str, Any], use: ToolUse | None = None) -> Segment:
+    async def _begin(
+        self, *, emit: bool | Show, stream: bool, options: dict[str, Any], use: ToolUse | None = None
+    ) -> Segment:
         """Starts a segment; the caller must finish it."""
         description = await self._run.description(self._queue.model)
         if use is not None:
@@ -386,7 +403,7 @@ class Context:
         written = (*run[:-1], (run[-1][0], num_tokens + fields["max_tokens"]))  # as far as its KV will reach
         self._segment = Segment(
             parts,
-            settle=lambda payload: self._settle(payload, grow_from, written, num_tokens),
+            settle=lambda payload: self._settle(payload, grow_from, written, num_tokens, page_size),
             fail=self._drop_segment,
             free=lambda payload: pages.free_grown(payload, grow_from),
             nothing=Turn.nothing(num_tokens),
@@ -398,10 +415,12 @@ class Context:
         await self._kv.slide()
         return turn
 
-    def _settle(self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int) -> Turn:
+    def _settle(self, payload: Payload, grow_from: int, written: Spans, num_prompt_tokens: int, page_size: int) -> Turn:
         """Brings the context up to date with a segment that is over."""
         self._segment = None
         self._kv.pages.account(payload, grow_from, written)
+        if freed := payload.get("freed"):
+            self._kv.pages.leave_out(freed, page_size)
         self._log.extend_written(payload["tokens"][: payload["num_kept"]])
         kept_text: str = payload["text"].removesuffix(payload["remainder"])
         self._log.transcript.write(kept_text)
@@ -412,6 +431,8 @@ class Context:
     def _drop_segment(self) -> None:
         self._segment = None
         if not self._queue.is_over:
+            if self._kv.views.current.window is not None:
+                self._kv.pages.lose()
             self._queue.post("clear_queue")
 
     async def _generate_token_by_token(self, options: dict[str, Any]) -> Turn:

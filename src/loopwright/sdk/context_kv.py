@@ -17,6 +17,9 @@ from loopwright.sdk.views import View, ViewLog
 MAX_TOKENS_AT_ONCE = 256
 """Tokens that run before what nobody sees any more is dropped: so much more than its window may a context hold."""
 
+MAX_TOKENS_SCORED = 64
+"""Places whose distributions are asked for at once: each is over the whole vocabulary."""
+
 
 class ContextKv:
     """KV of the tokens of `log`. Every method that may wait leaves things right if it is cancelled or fails."""
@@ -26,10 +29,12 @@ class ContextKv:
         self.pages = PageList(run, queue)
         self._log = log
 
-    async def fill(self) -> None:
-        """Gives KV to all that the last token sees: that one is run by whoever asks what follows it."""
-        await self._forward(self.views.missing(self._wanted, self.pages.cached))
+    async def fill(self) -> int:
+        """Gives KV to all that the last token sees: that one is run by whoever asks what follows it. Says how many
+        tokens did not run, because their KV was there."""
+        num_cached = await self._forward(self.views.missing(self._wanted, self.pages.cached))
         await self.slide()
+        return num_cached
 
     async def ask(self, drafts: list[int], *, proposes: bool = False, **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
         """Runs what is needed to say what follows the last token, and then the drafts. With `proposes`, distributions
@@ -46,7 +51,18 @@ class ContextKv:
         mask = self.views.mask(self.pages.layout, run)
         return await self.pages.forward([*self._log.tokens, *drafts], run, len(drafts), mask=mask, **outputs)
 
-    async def ask_each(self, tokens: list[int]) -> list[Payload]:
+    async def score(self, tokens: list[int], k: int) -> list[Payload]:
+        """Adds tokens to the log, and says for each in which distribution it was found. Distributions of a few places
+        at a time are in memory."""
+        found: list[Payload] = []
+        for first in range(0, len(tokens), MAX_TOKENS_SCORED):
+            some = tokens[first : first + MAX_TOKENS_SCORED]
+            found += await self.ask_each(some, k)
+            self._log.tokens.append(some[-1])
+            self._log.num_written = 0
+        return found
+
+    async def ask_each(self, tokens: list[int], k: int = 1) -> list[Payload]:
         """The distributions, each with the next of `tokens` in it, that follow the last token and then, one after the
         other, those; all but the last of them are in the log then."""
         self._needed_to_ask()
@@ -54,7 +70,7 @@ class ContextKv:
         self._log.tokens += tokens[:-1]
         run = self.views.missing(((last, len(self._log)),), self.pages.cached)
         first = size_of(run) - len(tokens)
-        asked = [{"index": first + place, "k": 1, "must_include": [one]} for place, one in enumerate(tokens)]
+        asked = [{"index": first + place, "k": k, "must_include": [one]} for place, one in enumerate(tokens)]
         mask = self.views.mask(self.pages.layout, run)
         payload = await self.pages.forward(self._log.tokens, run, mask=mask, distributions=asked)
         found: list[Payload] = payload["distributions"]
@@ -118,14 +134,18 @@ class ContextKv:
         await self.pages.keep(self._wanted)
         return last
 
-    async def _forward(self, run: Spans) -> None:
-        """Runs tokens, under a window in portions: what no later one sees is dropped in between."""
+    async def _forward(self, run: Spans) -> int:
+        """Runs tokens, under a window in portions: what no later one sees is dropped in between. Says how many did not
+        run, because their KV was there."""
+        num_cached = 0
         while run:
             now, run = split(run, MAX_TOKENS_AT_ONCE) if self.views.has_window else (run, ())
             mask = self.views.mask(self.pages.layout, now)
-            await self.pages.forward(self._log.tokens, now, mask=mask)
+            payload = await self.pages.forward(self._log.tokens, now, mask=mask)
+            num_cached += payload.get("cached_tokens", 0)
             if run:
                 await self.pages.keep(spans_of([*self._wanted, *self.views.seen_by_any(run)]))
+        return num_cached
 
     def _needed_to_ask(self) -> Spans:
         """The tokens that must run to say what follows: the last one at least, whose place is written again."""

@@ -1,8 +1,26 @@
 """What a program says to the outside while it runs. Never waits. `print` goes to the log as well."""
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from loopwright.sdk.port import current_port
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What `generate` sends to the client beside the text, in events of the type `tokens`: `emit=Show(tokens=True)`.
+
+    `index` says which of several answers it is. `tokens` are the sampled ids; `logprobs` those of the segment's options
+    `logprobs` and `top_logprobs`, with each token's text."""
+
+    index: int = 0
+    tokens: bool = False
+    logprobs: bool = False
+
+
+def emit_fields(emit: "bool | Show") -> dict[str, Any]:
+    """What a segment's call says of it."""
+    return {"emit": True, "shown": asdict(emit)} if isinstance(emit, Show) else {"emit": emit}
 
 
 def emit(value: Any) -> None:  # noqa: ANN401 (JSON)

@@ -100,6 +100,22 @@ class PageList:
                 self._append((start, start + size))
             num_left -= size
 
+    def leave_out(self, freed: Sequence[int], size: int) -> None:
+        """Takes note of pages that a segment freed, since they left its window."""
+        gone = set(freed)
+        pages = [(name, held) for name, held in zip(self.names, self._by_page(size), strict=True) if name not in gone]
+        self.names, self.layout = [name for name, _ in pages], []
+        for piece in (piece for _, held in pages for piece in held):
+            self._append((piece.start, piece.start + piece.size))
+        self._shared -= gone
+
+    def lose(self) -> None:
+        """Frees the pages after a segment failed that may have freed some, nobody knows which: so one by one, and what
+        is not there fails, which the caller clears."""
+        for name in self.names:
+            self._queue.free_pages([name])
+        self.names, self.layout, self._shared = [], [], set()
+
     async def settled(self) -> None:
         """Waits for a forward that the program stopped waiting for."""
         while self._unsettled is not None:
@@ -184,12 +200,17 @@ class PageList:
 
     def free_grown(self, payload: Payload, grow_from: int) -> None:
         """Frees what a call grew that nobody will account for."""
-        self._queue.free_pages(list(range(grow_from, grow_from + payload["num_pages"] - len(self.names))))
+        grown = range(grow_from, grow_from + payload["num_pages"] - len(self.names))
+        self._queue.free_pages([name for name in grown if name not in set(payload.get("freed", ()))])
 
-    def close(self) -> None:
-        """Frees the pages."""
+    def close(self, *, is_sliding: bool = False) -> None:
+        """Frees the pages. `is_sliding`: a segment is on its way that may free some."""
         self._is_closed = True
-        if self.names:
+        if is_sliding:
+            names = list(self.names)
+            self.lose()
+            self.names = names  # how many there were, `free_grown` must know
+        elif self.names:
             self._queue.free_pages(self.names)
 
     async def page_size(self) -> int:

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from loopwright.sdk.output import Show, emit_fields
 from loopwright.sdk.port import Operation, Port, Stream, current_port
 from loopwright.sdk.run_state import RunState, run_state
 
@@ -179,10 +180,10 @@ class Queue:
         """embed → forward → distribution or sample in one step; fields as in the ABI's forward_text."""
         return self.issue("forward_text", **fields)
 
-    def segment(self, *, emit: bool, stream: bool, **generate: Any) -> Stream:  # noqa: ANN401 (JSON)
+    def segment(self, *, emit: bool | Show, stream: bool, **generate: Any) -> Stream:  # noqa: ANN401 (JSON)
         """A segment with text; fields as in the ABI's generate."""
         inner = self._operation("generate", generate)
-        return self._port.stream({"op": "segment", "generate": inner, "emit": emit, "stream": stream})
+        return self._port.stream({"op": "segment", "generate": inner, "stream": stream, **emit_fields(emit)})
 
     def _operation(self, op: str, fields: Payload) -> Operation:
         given = {name: value for name, value in fields.items() if value is not None}
@@ -230,9 +231,9 @@ def tokenize(text: str, *, starts_context: bool = False, model: str = "") -> Ans
     return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context, "model": model})
 
 
-def detokenize(tokens: Sequence[int], *, model: str = "") -> Answer:
-    """Token ids to {text}."""
-    return current_port().issue({"op": "detokenize", "tokens": tokens, "model": model})
+def detokenize(tokens: Sequence[int], *, each: bool = False, model: str = "") -> Answer:
+    """Token ids to {text}; with `each` also {pieces}: each by itself, as {token, text, bytes}."""
+    return current_port().issue({"op": "detokenize", "tokens": tokens, "each": each, "model": model})
 
 
 def render_chat(

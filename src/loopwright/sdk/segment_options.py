@@ -20,7 +20,7 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     fields = {
         "stop": [stop] if isinstance(stop, str) else list(stop),
         "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
-        "stop_tokens": [] if left.pop("ignore_eos", False) else model["eos_ids"],
+        "stop_tokens": [*([] if left.pop("ignore_eos", False) else model["eos_ids"]), *left.pop("stop_tokens", ())],
         "grammar": None if grammar is None else grammar_fields(grammar),
         "stop_entropy": left.pop("stop_entropy", None),
         "watch": None if watch is None else {"window": watch},

@@ -11,18 +11,22 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.server import errors
-from loopwright.server.chat_routes import ChatRoutes
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
+from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.stopping import EndsWhenStopped
 
 LOOPBACK = "127.0.0.1"
 
 
-def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) -> FastAPI:
-    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked."""
-    chat = ChatRoutes(runs, clock or SystemClock())
+def create_app(
+    runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None, tenant_of: TenantOf = everybody
+) -> FastAPI:
+    """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
+    `tenant_of` says whose a request is, and so whose are the runs that it starts."""
+    openai = OpenAIRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
 
     async def health(request: Request) -> Response:
@@ -32,8 +36,10 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
 
     routes: list[BaseRoute] = [
         Route("/health", health, methods=["GET"]),
-        Route("/v1/models", chat.models, methods=["GET"]),
-        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+        Route("/v1/models", openai.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", openai.model, methods=["GET"]),
+        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+        Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),
@@ -44,7 +50,7 @@ def create_app(runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None) 
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    middleware = [Middleware(EndsWhenStopped)]
+    middleware = [Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
     return FastAPI(

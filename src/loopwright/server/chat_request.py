@@ -1,4 +1,4 @@
-"""Reads the body of an OpenAI chat completion and makes the run that answers it. Never starts it; pure. Called by chat.
+"""Reads the body of a chat completion of OpenAI's and makes the run that answers it. Pure; used by its route.
 
 Every parameter that OpenAI documents is honoured, inert, or refused by name; null is the same as absent.
 """
@@ -12,36 +12,25 @@ from msgspec import Meta
 
 from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import Parameter, ProgramInfo, RunSpec
+from loopwright.core.runs import ProgramInfo, RunSpec
+from loopwright.server.generation import (
+    ASKS_NOTHING,
+    Generation,
+    GenerationBody,
+    Top,
+    model_spec,
+    program_spec,
+    read_generation,
+    refuse,
+)
 
-PROGRAM_PREFIX = "program:"
-MAX_TOKEN_DIGITS = 18
+REFUSED = (
+    "tools", "tool_choice", "functions", "function_call", "modalities", "audio", "moderation", "prediction",
+    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "verbosity", "web_search_options",
+)  # fmt: skip
+"""Parameters that are known and that a model does not honour; a deployed program may take them."""
 
-HONOURED_VALUES: Mapping[str, Sequence[object]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "store": (False,),
-    "audio": (),
-    "moderation": (),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Parameters that are known and not honoured in general: only null and these values, which ask for nothing, pass."""
-
-NonEmpty = Annotated[str, Meta(min_length=1)]
+Message = dict[str, Any]
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -64,48 +53,30 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: Any = None
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+MORE_FIELDS = ("name", "tool_call_id", "tool_calls", "function_call", "refusal", "audio", "annotations")
 
 
-class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body as sent."""
 
-    model: NonEmpty
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=0, lt=2**62)] | None = None
-    stop: NonEmpty | Annotated[list[NonEmpty], Meta(max_length=16)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None  # not OpenAI's: an extension, like min_p
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
 
-    user: str | None = None  # from here on inert: they change no answer
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = None  # from here on inert: they change no answer
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
+    store: bool | None = None
 
-    n: Any = None  # from here on as HONOURED_VALUES says
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    response_format: Any = None
-    tools: Any = None
+    tools: Any = None  # from here on as REFUSED says
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
-    store: Any = None
     audio: Any = None
     moderation: Any = None
     prediction: Any = None
@@ -118,107 +89,53 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request that can be honoured. `options` are the sampling options it set, by the names of the chat program."""
+    """A request that was read. What a model does not honour is known when it is clear that a model answers."""
 
-    model: str
-    messages: list[dict[str, str]]
-    options: dict[str, Any]
-    is_streamed: bool
-    includes_usage: bool
+    body: ChatBody
+    generation: Generation
 
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
-    for name, values in HONOURED_VALUES.items():
-        _check_honoured(name, getattr(body, name), values)
-    is_streamed = body.stream is True
-    if body.stream_options is not None and not is_streamed:
-        raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
-    return ChatRequest(
-        model=body.model,
-        messages=[_read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)],
-        options=_read_options(body),
-        is_streamed=is_streamed,
-        includes_usage=body.stream_options is not None and body.stream_options.include_usage is True,
-    )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs: only allowed when logprobs is true", field="top_logprobs")
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    return ChatRequest(body, read_generation(body, max_tokens=_read_max_tokens(body), num_top=num_top))
 
 
 def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request."""
-    for token in request.options.get("logit_bias", {}):
-        if int(token) >= model.vocab_size:
-            message = f"logit_bias: {token} is no token id of {model.name}; ids end at {model.vocab_size - 1}"
-            raise BadRequest(message, field="logit_bias")
-    arguments = {"messages": request.messages, **request.options, "stream": request.is_streamed}
-    return RunSpec(program="chat", arguments=arguments, sandbox="native", seed=request.options.get("seed"))
+    refuse(request.body, {name: ASKS_NOTHING.get(name, ()) for name in REFUSED})
+    messages = [_plain_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
+    return model_spec("chat", {"messages": messages}, request.generation, model)
 
 
-def program_spec(request: ChatRequest, program: ProgramInfo) -> RunSpec:
-    """The run of a deployed program that answers the request.
-
-    A parameter `messages` gets the list; without one, the first text parameter gets the last user message. Sampling
-    options go to parameters of the same names. Raises BadRequest when something given or required has no place."""
-    parameters = {parameter.name: parameter for parameter in program.parameters}
-    arguments: dict[str, Any] = {}
-    for name, value in request.options.items():
-        if name in parameters:
-            arguments[name] = value
-        elif name != "seed" and value != _NEUTRAL.get(name):
-            message = f"{name}: the main of {request.model} has no parameter of that name"
-            raise BadRequest(message, hint=f"leave {name} out", field=name)
-    if "messages" in parameters:
-        arguments["messages"] = request.messages
-    elif (parameter := _text_parameter(program.parameters)) is not None:
-        arguments[parameter.name] = _last_user_text(request.messages)
-    for parameter in program.parameters:
-        if parameter.is_required and parameter.name not in arguments:
-            raise BadRequest(
-                f"the main of {request.model} requires {parameter.name!r}, which a chat request cannot give",
-                hint=f"use POST /v1/programs/{program.name}/runs",
-                field="model",
-            )
-    return RunSpec(program=program.name, arguments=arguments, seed=request.options.get("seed"), has_input=False)
+def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:
+    """The run of a deployed program that answers it: as `program_spec`, with `messages`."""
+    messages = [_whole_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
+    return program_spec(program, request.generation, "messages", messages, lambda: _last_user_text(messages))
 
 
-_NEUTRAL: Mapping[str, object] = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "stop": [], "logit_bias": {}}
-
-
-def _check_honoured(name: str, value: object, honoured: Sequence[object]) -> None:
-    if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in honoured):
-        return
-    allowed = " or ".join(msgspec.json.encode(one).decode() for one in honoured)
-    message = f"{name}: only {allowed} is supported" if allowed else f"{name}: not supported"
-    raise BadRequest(message, hint=f"leave {name} out", field=name)
-
-
-def _read_message(message: MessageBody, place: str) -> dict[str, str]:
+def _plain_message(message: MessageBody, place: str) -> Message:
+    """For a model: a role and a text."""
     if message.role in ("tool", "function"):
         raise BadRequest(f"{place}.role: {message.role} messages are not supported", field=f"{place}.role")
-    for name in ("name", "tool_call_id", "tool_calls", "function_call", "refusal", "audio", "annotations"):
+    for name in MORE_FIELDS:
         if getattr(message, name) not in (None, []):
             raise BadRequest(f"{place}.{name}: not supported", hint="leave it out", field=f"{place}.{name}")
     if message.content is None:
         raise BadRequest(f"{place}.content: is required", field=f"{place}.content")
+    return _whole_message(message, place)
+
+
+def _whole_message(message: MessageBody, place: str) -> Message:
+    """For a program: what was said of it, without what is null or empty."""
     role = "system" if message.role == "developer" else message.role
     content = message.content
-    return {"role": role, "content": content if isinstance(content, str) else "".join(part.text for part in content)}
-
-
-def _read_options(body: ChatBody) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "max_tokens": _read_max_tokens(body),
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "seed": body.seed,
-        "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
-        "logit_bias": body.logit_bias,
-    }
-    for token in body.logit_bias or {}:
-        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
-            raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")
-    return {name: value for name, value in options.items() if value is not None}
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    more = {name: getattr(message, name) for name in MORE_FIELDS}
+    return {"role": role, "content": content, **{name: one for name, one in more.items() if one not in (None, [])}}
 
 
 def _read_max_tokens(body: ChatBody) -> int | None:
@@ -233,14 +150,8 @@ def _read_max_tokens(body: ChatBody) -> int | None:
     return body.max_tokens
 
 
-def _text_parameter(parameters: Sequence[Parameter]) -> Parameter | None:
-    """The first text parameter that must be given, or else the first one at all."""
-    texts = [parameter for parameter in parameters if parameter.type == "str"]
-    return next((parameter for parameter in texts if parameter.is_required), texts[0] if texts else None)
-
-
-def _last_user_text(messages: Sequence[Mapping[str, str]]) -> str:
+def _last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     for message in reversed(messages):
         if message["role"] == "user":
-            return message["content"]
+            return message["content"] or ""
     raise BadRequest("messages: there is no user message", field="messages")

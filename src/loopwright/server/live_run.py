@@ -4,21 +4,25 @@ Never formats anything. Used by the routes that start runs or follow them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from loopwright.core.errors import LoopwrightError, NotFound
-from loopwright.core.events import Event, Finished, Text
+from loopwright.core.events import Event, Finished, Text, Tokens
 from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
+from loopwright.server.identity import current_tenant
 
 MAX_BATCH_EVENTS = 256  # read ahead of what the client has taken
 
 
 @asynccontextmanager
 async def started_run(runs: Runs, spec: RunSpec, *, is_detached: bool = False) -> AsyncIterator["LiveRun"]:
-    """Starts a run. Leaving the block before its final event cancels it, unless detached. Raises as Runs.start does."""
-    run = LiveRun(await runs.start(spec))
+    """Starts a run. Leaving the block before its final event cancels it, unless detached. It is
+    of the request's tenant. Raises as Runs.start does."""
+    run = LiveRun(await runs.start(msgspec.structs.replace(spec, tenant=current_tenant())))
     try:
         async with _reading(runs, run):
             yield run
@@ -78,15 +82,14 @@ class LiveRun:
         return item
 
 
+async def events_to_end(run: LiveRun) -> list[Event]:
+    """All events of the run, up to its final one."""
+    return [event async for batch in run.batches() for event in batch]
+
+
 async def read_to_end(run: LiveRun) -> tuple[str, Finished]:
     """All the text that the run emits, and its final event."""
-    texts: list[str] = []
-    async for batch in run.batches():
-        texts.append(joined_text(batch))
-        if isinstance(finished := batch[-1], Finished):
-            return "".join(texts), finished
-    raise AssertionError("a run's events end with a final one")
-
-
-def joined_text(events: Sequence[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Text))
+    events = await events_to_end(run)
+    finished = events[-1]
+    assert isinstance(finished, Finished), "a run's events end with a final one"
+    return "".join(event.text for event in events if isinstance(event, Text | Tokens)), finished

@@ -31,6 +31,11 @@ class TextStream:
         """The stop that ended the text."""
         return self._match
 
+    @property
+    def num_shown_bytes(self) -> int:
+        """How many bytes of the tokens are in the text by now."""
+        return self._num_released - len(self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         """Takes the next token and returns what can be shown now. After a stop that is always nothing."""
         if self._match:

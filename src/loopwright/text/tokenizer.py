@@ -114,6 +114,17 @@ class Tokenizer:
         parts = (written[one].encode() if one in written else self.token_bytes[one] for one in ids)
         return b"".join(parts).decode(errors="replace")
 
+    def shown(self, token_id: int) -> tuple[str, bytes]:
+        """How a token is shown by itself, and what it adds to a text: a control token is written out and adds nothing;
+        bytes that are no UTF-8 by themselves are `bytes:\\xf0\\x9f`."""
+        if text := self.control_text(token_id):
+            return text, b""
+        added = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""  # a model may have more ids
+        try:
+            return added.decode(), added
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in added), added
+
     def control_text(self, token_id: int | None) -> str:
         """How a control token is written; "" for any other id."""
         return "" if token_id is None else self._control_texts.get(token_id, "")

@@ -21,7 +21,7 @@ from loopwright.core.errors import (
     Unavailable,
     from_info,
 )
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 from loopwright.transport import control_messages as messages
@@ -31,6 +31,7 @@ from loopwright.transport.open_requests import OpenRequests
 log = logging.getLogger(__name__)
 
 DIED = "the model worker died"
+BACK_SOON = "it is being started again: try again"
 
 
 class ControlClient:
@@ -41,6 +42,7 @@ class ControlClient:
         self._session_ids = count()
         self._sessions: dict[int, RemoteSession] = {}
         self._requests: OpenRequests[ControlStats] = OpenRequests()
+        self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -63,21 +65,25 @@ class ControlClient:
     def is_alive(self) -> bool:
         return not self._link.is_closed
 
+    async def lost(self) -> None:
+        """Waits until the model worker is gone, or the connection was closed."""
+        await self._is_over.wait()
+
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> "RemoteSession":
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> "RemoteSession":
         """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
         if not self.is_alive:
-            raise Unavailable(DIED, hint="restart the server")
+            raise Unavailable(DIED, hint=BACK_SOON)
         session = RemoteSession(next(self._session_ids), self)
         self._sessions[session.session_id] = session
-        self.send(messages.OpenSession(session.session_id, run_id, limits))
+        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant))
         return session
 
     async def stats(self) -> ControlStats:
         if not self.is_alive:
-            raise Unavailable(DIED, hint="restart the server")
+            raise Unavailable(DIED, hint=BACK_SOON)
         number, answer = self._requests.open()
         self.send(messages.AskStats(number))
         return await answer
@@ -133,6 +139,7 @@ class ControlClient:
 
     def _end(self, reason: str) -> None:
         self._link.close()
+        self._is_over.set()
         if not self._welcome.done():
             self._welcome.set_exception(Unavailable(reason))
             self._welcome.exception()  # marked as seen: nobody need be waiting

@@ -11,7 +11,7 @@ import msgspec
 from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import CallId, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -30,6 +30,7 @@ class OpenSession(Message, frozen=True, tag="open"):
     session: int
     run: RunId
     limits: ControlLimits
+    tenant: TenantId
 
 
 class SubmitCall(Message, frozen=True, tag="submit"):

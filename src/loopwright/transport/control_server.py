@@ -88,7 +88,7 @@ class ControlServer:
 
     def _open(self, peer: Peer, client: "_Client", message: messages.OpenSession) -> None:
         try:
-            session = self._control.open(message.run, message.limits)
+            session = self._control.open(message.run, message.limits, message.tenant)
         except LoopwrightError as error:
             self._send(peer, messages.SessionEnded(message.session, error.info()))
             return

@@ -1,0 +1,166 @@
+"""Tenants: the server says whose a request is. What one tenant's runs compute, keep, say and export is nobody else's,
+and their launches take turns with those of others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from http_rig import Served, served
+from starlette.requests import HTTPConnection
+
+from loopwright.compose.config import RuntimeConfig
+from loopwright.core.ids import TenantId
+from loopwright.core.runs import RunSpec
+from system_rig import byte_system, in_loop
+
+HEAD = """
+# /// program
+# permissions = { state = ["notes"], channels = ["room"], children = ["@self"] }
+# ///
+import asyncio
+from loopwright import *
+from loopwright.sdk.resources import Queue, exported_pages
+"""
+
+KEEPS = (
+    HEAD
+    + """
+async def main(text: str):
+    ctx = Context()
+    ctx.append("The same long prompt of everybody, whoever asks: ")
+    turn = await ctx.generate(max_tokens=2, ignore_eos=True)
+    await Store("notes").set("mine", text)
+    await push("room", text)
+    queue = Queue()
+    await queue.forward_text(pages=[], grow_from=1000, kv_len=0, tokens=list(range(16)), positions=list(range(16)))
+    await queue.export_pages("doc", [1000], positions=list(range(16)), persistent=True)
+    return turn.cached_tokens
+"""
+)
+
+LOOKS = (
+    HEAD
+    + """
+async def look():
+    ctx = Context()
+    ctx.append("The same long prompt of everybody, whoever asks: ")
+    turn = await ctx.generate(max_tokens=2, ignore_eos=True)
+    try:
+        async with asyncio.timeout(0.05):
+            heard = await pull("room")
+    except TimeoutError:
+        heard = None
+    return {
+        "cached": turn.cached_tokens > 0,
+        "note": await Store("notes").get("mine"),
+        "heard": heard,
+        "exports": [one["name"] for one in (await exported_pages())["exports"]],
+    }
+async def main(in_child: bool):
+    return await (await spawn(look)).wait() if in_child else await look()
+"""
+)
+
+CLEANS_UP = (
+    HEAD
+    + """
+async def main():
+    await Queue().unexport_pages("doc")
+"""
+)
+
+NOTHING = {"cached": False, "note": None, "heard": None, "exports": []}
+ALL = {"cached": True, "note": "a's own", "heard": "a's own", "exports": ["doc"]}
+
+
+def of_header(connection: HTTPConnection) -> TenantId:
+    """An identity for tests: what a header says. A server of keys would look one up."""
+    return TenantId(connection.headers.get("x-test-tenant", ""))
+
+
+@asynccontextmanager
+async def server() -> AsyncIterator[Served]:
+    async with byte_system(runtime=RuntimeConfig()) as system, served(system, tenant_of=of_header) as client:
+        yield client
+
+
+async def run(client: Served, tenant: str, source: str, **arguments: Any) -> Any:
+    body = {"source": source, "arguments": arguments, "stream": False}
+    answer = await client.http.post("/v1/runs", json=body, headers={"x-test-tenant": tenant})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["result"]
+
+
+@pytest.mark.wasm
+@pytest.mark.parametrize("in_child", [False, True])
+def test_what_a_tenants_runs_leave_is_found_by_its_own_runs_alone(in_child: bool) -> None:
+    async def scenario() -> None:
+        async with server() as client:
+            assert await run(client, "a", KEEPS, text="a's own") == 0
+            for other in ("b", ""):
+                assert await run(client, other, LOOKS, in_child=in_child) == NOTHING
+            assert await run(client, "a", LOOKS, in_child=in_child) == ALL
+            await run(client, "a", CLEANS_UP)
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_no_route_and_no_body_lets_a_client_say_whose_it_is() -> None:
+    async def scenario() -> None:
+        async with server() as client:
+            source = "async def main():\n    return 1\n"
+            for path, body in {
+                "/v1/runs": {"source": source, "tenant": "b"},
+                "/v1/programs/x/runs": {"tenant": "b"},
+            }.items():
+                answer = await client.http.post(path, json=body)
+                assert answer.status_code == 400, answer.text
+                assert "tenant" in answer.json()["error"]["message"]
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_chat_of_another_tenant_finds_nothing_cached() -> None:
+    content = "A question that is long enough to fill some pages of KV, so that a hit would be seen."
+
+    async def scenario() -> None:
+        async with server() as client:
+
+            async def prefilled(tenant: str) -> int:
+                before = (await client.system.controller.stats()).num_prefill_tokens
+                options: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+                headers = {"x-test-tenant": tenant}
+                await client.openai.chat.completions.create(model=client.model, extra_headers=headers, **options)
+                return (await client.system.controller.stats()).num_prefill_tokens - before
+
+            first = await prefilled("a")
+            assert await prefilled("b") == first
+            assert await prefilled("a") < first / 2
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_burst_of_one_tenant_does_not_hold_up_the_launch_of_another() -> None:
+    source = "async def main():\n    return 1\n"
+
+    async def scenario() -> None:
+        async with byte_system(runtime=RuntimeConfig()) as system:
+            order: list[str] = []
+
+            async def ended(run_id: Any, tenant: str) -> None:
+                async for _ in system.launcher.events(run_id):
+                    pass
+                order.append(tenant)
+
+            tenants = [*"a" * 40, *"b" * 3]
+            ids = [await system.launcher.start(RunSpec(source=source, tenant=TenantId(one))) for one in tenants]
+            await asyncio.gather(*map(ended, ids, tenants))
+            assert max(place for place, one in enumerate(order) if one == "b") < 20
+            assert sorted(order) == tenants
+
+    in_loop(scenario)
