@@ -104,6 +104,7 @@ class SteppedModel:
     def submit(self, batch: Batch) -> Future[StepResult]:
         with torch.inference_mode():
             result = self._runner.run(batch)
+        self.num_asked += len(batch.decodes)
         self.num_asked += sum(len(one.sampled) or len(one.distributions) for one in (*result.rows, *result.heads))
         stats = self._stats()
         self.num_pages = max(self.num_pages, stats.num_blocks - stats.num_free_blocks)
