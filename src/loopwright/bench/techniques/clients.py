@@ -91,7 +91,7 @@ async def skeleton_of_thought(api: Endpoint, number: str, points: int, plan_toke
 
 async def prefix_cache(api: Endpoint, number: str, system: str, max_tokens: int) -> str:
     """The server's own prefix cache is all that a client has."""
-    return await api.chat([system_says(system), user_says(f"Tell me about exhibit {number}.")], max_tokens)
+    return await api.chat([system_says(system), user_says(f"{number}: what is this exhibit?")], max_tokens)
 
 
 async def ebnf(api: Endpoint, number: str, grammar: str, max_tokens: int) -> str:

@@ -10,5 +10,5 @@ async def main(number: str, system: str, max_tokens: int) -> str:
         ctx = Context()
         ctx.system(system)
         await export_context(ctx, "bench/prefix", persistent=True)
-    ctx.user(f"Tell me about exhibit {number}.")
+    ctx.user(f"{number}: what is this exhibit?")
     return (await ctx.generate(max_tokens=max_tokens, ignore_eos=True)).text
