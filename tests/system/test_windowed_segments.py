@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from test_context_edits import NATIVE_ONLY, PROMPT, dense, result_of
-from view_model import DenseContext
 
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape, Executor
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.executor import TorchExecutor
 from system_rig import byte_system, byte_text, in_loop, system_over
+from view_model import DenseContext
 
 SIZE, SINKS = 20, 1  # two pages or three, and one of sinks
 
