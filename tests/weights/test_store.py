@@ -389,3 +389,18 @@ def test_the_cache_folder_is_the_one_that_is_asked_for(monkeypatch, tmp_path):
 def assert_told_in_one_line(error: LoopwrightError) -> None:
     assert "\n" not in error.message
     assert error.hint
+
+
+def test_a_name_may_ask_for_some_of_the_layers(tmp_path, wheel_folder):
+    store = tiny_store(tmp_path / "store", command=pip(PIP_COPIES, wheel_folder))
+    whole, some = store.resolve("default"), store.resolve("tiny-1m:layers=0-2,5,7-8")
+    assert (whole.layers, some.layers) == ((), (0, 1, 2, 5, 7, 8))
+    assert some.name == f"{whole.name}:layers=0-2,5,7-8"
+    assert (some.path, some.sha256) == (whole.path, whole.sha256)
+
+
+@pytest.mark.parametrize("part", ["", "x", "3-1", "0-4,4", "1,,2", "-3"])
+def test_layers_that_cannot_be_read_are_refused(tmp_path, part):
+    with pytest.raises(BadRequest, match="layers: ") as raised:
+        tiny_store(tmp_path, command=failing_pip("not asked")).resolve(f"default:layers={part}")
+    assert raised.value.field == "model"

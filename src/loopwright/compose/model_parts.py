@@ -62,7 +62,7 @@ async def open_model(
     """Loads weights and tokenizer side by side; closes the engine at the end."""
     num_threads = config.num_threads or num_cores()
     executor, tokenizer = await asyncio.gather(
-        on_daemon_thread(lambda: _load_executor(files.path, config, num_threads, ahead)),
+        on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
     )
     try:
@@ -111,14 +111,22 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
     return ModelText(info, tokenizer, ChatTemplate(source, tokenizer, SystemClock()) if source else None)
 
 
-def _load_executor(path: Path, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None") -> "TorchExecutor":
+def _load_executor(
+    files: ModelFiles, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None"
+) -> "TorchExecutor":
     executor = import_engine().create_executor(
-        path, num_blocks=config.num_blocks, num_slots=config.num_slots, num_threads=num_threads, ahead=ahead
+        files.path,
+        num_blocks=config.num_blocks,
+        num_slots=config.num_slots,
+        num_threads=num_threads,
+        ahead=ahead,
+        layers=files.layers,
     )
     return cast("TorchExecutor", executor)
 
 
 def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, config: EngineConfig) -> ModelInfo:
+    some = f"-of-{len(files.layers)}-layers" if files.layers else ""
     return ModelInfo(
         name=files.name,
         architecture=executor.config.architecture,
@@ -136,5 +144,5 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         engine=f"loopwright {version('loopwright')}, sdpa, float32",
         license=files.license,
         description=files.description,
-        version=f"{executor.quantization}-{files.sha256[:12]}",
+        version=f"{executor.quantization}-{files.sha256[:12]}{some}",
     )

@@ -93,7 +93,7 @@ def prepare(config: Config, report: Report) -> Prepared:
     more = tuple(store.resolve(name, report) for name in config.more_models)
     ahead = None
     if not config.num_runtime_workers:
-        ahead = decode_ahead(files.path)  # a fork: before there are threads
+        ahead = None if files.layers else decode_ahead(files.path)  # a fork: before there are threads
         Thread(target=_import_early, name="loopwright-import", daemon=True).start()
     runner = prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None
     return Prepared(files, more, runner, ahead)

@@ -3,7 +3,7 @@
 Made by compose, driven by control.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,13 +67,14 @@ def create_executor(
     num_threads: int | None = None,
     attention: str = "sdpa",
     ahead: DecodedAhead | None = None,
+    layers: Sequence[int] = (),
 ) -> TorchExecutor:
-    """Loads the model at `path` (a GGUF file or a Hugging Face folder) and starts its executor. `ahead` is the same
-    file, if somebody has begun to decode it.
+    """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
+    `ahead` is the same file, if somebody has begun to decode it.
 
     Raises BadRequest and Unavailable as `load_model` and `make_attention` do."""
     return TorchExecutor(
-        load_model(path, ahead),
+        load_model(path, ahead, layers),
         num_blocks=num_blocks,
         num_slots=num_slots,
         num_threads=num_threads,

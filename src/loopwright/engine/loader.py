@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.dequantize import Bytes, Floats, dequantize
 from loopwright.engine.gguf_config import config_from_gguf
 from loopwright.engine.hf_config import config_from_hf
+from loopwright.engine.layer_choice import named_by_place, with_layers
 from loopwright.engine.layers import make_ropes
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
 from loopwright.engine.models import find_architecture
@@ -46,22 +47,23 @@ class _Stored:
             dequantize(name, self.kind, self.read().reshape(count, -1)[number], out)
 
 
-def load_model(path: Path, ahead: DecodedAhead | None = None) -> LoadedModel:
-    """The model at `path`, with its weights in float32, of which some may be decoded already.
+def load_model(path: Path, ahead: DecodedAhead | None = None, layers: Sequence[int] = ()) -> LoadedModel:
+    """The model at `path`, with its weights in float32, of which some may be decoded already; with `layers`, of those
+    alone.
 
     Raises BadRequest for a model that this engine cannot run and Unavailable for files that are damaged or cannot be
     read; the message names the file, key or tensor."""
     if path.is_dir():
-        return _load_hf_folder(read_hf_folder(path))
-    return _load_gguf(ahead.file, ahead.arrays()) if ahead else _load_gguf(read_gguf(path), {})
+        return _load_hf_folder(read_hf_folder(path), layers)
+    return _load_gguf(ahead.file, ahead.arrays(), layers) if ahead else _load_gguf(read_gguf(path), {}, layers)
 
 
-def _load_gguf(file: GgufFile, decoded: Mapping[str, Floats]) -> LoadedModel:
+def _load_gguf(file: GgufFile, decoded: Mapping[str, Floats], layers: Sequence[int]) -> LoadedModel:
     architecture = find_architecture(str(file.metadata.get("general.architecture")))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadRequest(f"{file.path} has no matrix 'token_embd.weight'")
-    config = config_from_gguf(file.metadata, architecture.name, embedding.shape[0], file.tensors)
+    config = with_layers(config_from_gguf(file.metadata, architecture.name, embedding.shape[0], file.tensors), layers)
     data: Bytes = np.memmap(file.path, np.uint8, mode="r")
     stored = {
         name: _Stored(info.shape, info.kind, partial(_slice, data, info), decoded.get(name))
@@ -70,7 +72,7 @@ def _load_gguf(file: GgufFile, decoded: Mapping[str, Floats]) -> LoadedModel:
     ropes = make_ropes(config)
     if factors := stored.get("rope_freqs.weight"):
         ropes = _divided(ropes, _divisors(str(file.path), config, factors))
-    return _assemble(str(file.path), config, stored, ropes, is_hf=False)
+    return _assemble(str(file.path), config, named_by_place(stored, layers, "blk."), ropes, is_hf=False)
 
 
 def _divisors(origin: str, config: ModelConfig, factors: _Stored) -> Tensor:
@@ -87,16 +89,17 @@ def _divided(ropes: tuple[Rope, ...], divisors: Tensor) -> tuple[Rope, ...]:
     return tuple(divided[rope] for rope in ropes)
 
 
-def _load_hf_folder(folder: HfFolder) -> LoadedModel:
+def _load_hf_folder(folder: HfFolder, layers: Sequence[int]) -> LoadedModel:
     names = folder.config.get("architectures")
     architecture = find_architecture(str(names[0]) if isinstance(names, list) and names else str(names))
-    config = config_from_hf(folder.config, architecture.name)
+    config = with_layers(config_from_hf(folder.config, architecture.name), layers)
     try:
         files = {path: safe_open(path, framework="pt") for path in set(folder.tensor_files.values())}
         stored = {name: _hf_tensor(files[path], name) for name, path in folder.tensor_files.items()}
     except (SafetensorError, OSError) as error:
         raise Unavailable(f"{folder.path} is damaged: {error}", hint="download it again") from error
-    return _assemble(str(folder.path), config, stored, make_ropes(config), is_hf=True)
+    kept = named_by_place(stored, layers, "model.layers.")
+    return _assemble(str(folder.path), config, kept, make_ropes(config), is_hf=True)
 
 
 def _slice(data: Bytes, info: TensorInfo) -> Bytes:

@@ -29,6 +29,7 @@ from loopwright.sdk.model import Model, detokenize, model, models, prompt_templa
 from loopwright.sdk.output import Show, emit, emit_text, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
+from loopwright.sdk.speculation import Speculated, speculate
 from loopwright.sdk.store import Store
 from loopwright.sdk.tools import Tool, tool
 from loopwright.sdk.turn import BrokenCall, Chunk, Score, ToolCall, Turn, Verified
@@ -62,6 +63,7 @@ __all__ = [
     "RunFacts",
     "Score",
     "Show",
+    "Speculated",
     "Store",
     "Tool",
     "ToolCall",
@@ -98,6 +100,7 @@ __all__ = [
     "run_facts",
     "sandbox",
     "spawn",
+    "speculate",
     "subscribe",
     "tensor",
     "tokenize",

