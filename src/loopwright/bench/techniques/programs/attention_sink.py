@@ -5,7 +5,7 @@ from loopwright import Context
 
 async def main(number: str, window: int, sinks: int, stride: int, max_tokens: int) -> str:
     ctx = Context()
-    ctx.user(f"Tell me a long story about house {number}.")
+    ctx.user(f"House {number}: tell me a long story about it.")
     await ctx.window(window, sinks)
     texts = []
     for _ in range(0, max_tokens, stride):
