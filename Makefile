@@ -21,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test fuzz check parity soak examples docs reference bench size changelog clean
+.PHONY: help setup demo test fuzz check parity quality soak examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -46,6 +46,9 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
 	$(BIN)/python tests/engine/parity.py
+
+quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
+	$(BIN)/python tests/engine/quality.py
 
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)
