@@ -1,7 +1,7 @@
-"""Holds a text to a grammar by itself: of each distribution it takes the best token that its own small matcher accepts.
+"""Holds a text to a grammar by itself: of each distribution it takes the best token that its own matcher accepts.
 
-The engine does the same faster (`generate(grammar=lark(…))`, programs/json_answer.py), and greedily both write the same.
-The grammar is in Lark's notation: rules of texts, /[sets]/ of characters, names, groups and the marks | ? * +.
+The engine does the same faster (`generate(grammar=lark(…))`); greedily, byte by byte, both write the same. The grammar
+is in Lark's notation: rules of texts, /[sets]/ of characters, names, groups and the marks | ? * +.
 """
 
 import json
