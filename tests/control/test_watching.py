@@ -89,23 +89,6 @@ def test_an_end_that_was_reached_ahead_waits_until_all_is_acknowledged() -> None
     assert run.segment(call).reason == "length"
 
 
-def test_a_paused_segment_is_not_stuck_for_pages_and_lets_others_run() -> None:
-    rig = Rig(num_blocks=4)
-    run, call = watched(rig, window=2, max_tokens=5)  # holds 2 of 4 blocks
-    other = rig.open("other")
-    wants = other.submit(generate(range(2, 14), max_tokens=1))  # needs 3
-    rig.drain()
-    rig.clock.advance(10)
-    rig.drain()
-    assert other.final(wants) is run.final(call) is None
-    run.session.interrupt(call)
-    rig.drain()
-    assert run.segment(call).tokens == ()
-    run.session.close()
-    rig.drain()
-    assert other.segment(wants).reason == "length"
-
-
 def test_a_failure_ahead_of_the_program_counts_only_when_all_before_it_is_acknowledged() -> None:
     rig = Rig()
     run, call = watched(rig, window=4)

@@ -175,7 +175,7 @@ def test_a_suspended_run_keeps_its_paused_segments_and_goes_on_with_them(policy:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_paused_segment_does_not_count_as_one_that_waits_for_pages(policy: PolicyName) -> None:
     """So nobody is suspended for its sake."""
-    rig = Rig(num_blocks=6, config=ControlConfig(policy=policy, policy_calls=1))
+    rig = Rig(num_blocks=6, config=ControlConfig(policy=policy, policy_calls=1, max_idle_s=2))
     run, other = rig.open("a"), rig.open("other")
     call = watch(run, text(1), window=2)  # three pages, and the least service of all
     in_time(rig)

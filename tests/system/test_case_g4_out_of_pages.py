@@ -22,6 +22,22 @@ async def main(prompt: str, num_tokens: int, is_patient: bool):
     second = await ctx.generate(max_tokens=num_tokens, ignore_eos=True)
     return [first.tokens + second.tokens, first.logprobs + second.logprobs]
 """
+WATCHING = """
+import asyncio
+from loopwright import Context, emit
+async def main(prompt: str, num_tokens: int, is_patient: bool):
+    ctx = Context()
+    ctx.append(prompt)
+    is_vetoed = False
+    async with ctx.watch(window=num_tokens, max_tokens=2 * num_tokens, ignore_eos=True) as watched:
+        async for token in watched:
+            if token.index == num_tokens // 2 and not is_vetoed:
+                emit("!")
+                await asyncio.sleep(SECONDS)
+                is_vetoed = True
+                watched.veto(ban=False)
+    return [watched.turn.tokens, watched.turn.logprobs]
+"""
 LENGTH, NUM_TOKENS = 40, 12  # four pages hold a prompt, its BOS and the first answer
 
 
@@ -36,8 +52,8 @@ def check(number: int, result: list[Any]) -> None:
     assert result[1] == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-async def start(system: System, number: int, seconds: float, is_patient: bool = True) -> Any:
-    source = WAITING.replace("SECONDS", str(seconds))
+async def start(system: System, number: int, seconds: float, is_patient: bool = True, program: str = WAITING) -> Any:
+    source = program.replace("SECONDS", str(seconds))
     return await system.start(source, prompt=prompt(number), num_tokens=NUM_TOKENS, is_patient=is_patient)
 
 
@@ -53,6 +69,25 @@ def test_a_ninth_run_is_served_while_eight_that_hold_every_page_do_nothing() -> 
             await until(all_sleep)
             ninth = await (await start(system, 8, 0, is_patient=False)).outcome()
             check(8, ninth.result)
+            for number, run in enumerate(eight):
+                check(number, (await run.outcome()).result)
+
+    in_loop(scenario)
+
+
+def test_a_ninth_run_is_served_while_four_of_the_eight_think_about_a_token_and_veto_it_then() -> None:
+    async def scenario() -> None:
+        async with byte_system(num_blocks=32) as system:
+            eight = [await start(system, one, 2.0, program=WATCHING if one % 2 else WAITING) for one in range(8)]
+
+            async def all_sleep() -> bool:
+                stats = await system.controller.stats()
+                return stats.num_free_blocks == 0 and stats.num_waiting_calls == 4
+
+            await until(all_sleep)
+            ninth = await (await start(system, 8, 0, is_patient=False)).outcome()
+            check(8, ninth.result)
+            assert (await system.controller.stats()).num_waiting_calls == 4  # they still think
             for number, run in enumerate(eight):
                 check(number, (await run.outcome()).result)
 

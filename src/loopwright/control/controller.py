@@ -176,8 +176,8 @@ class Controller:
         """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
-        for _, private in step.private:
-            private.page.written = 0  # its new block may be empty
+        for call, private in step.private:
+            self._resources.mark_empty(call, private.page)  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
@@ -205,6 +205,7 @@ class Controller:
                 return
             if isinstance(call, WatchCall):
                 done = self._watched.answer(call, session, self._model_info)
+                session.idle_since_s = self._changed_s
                 session.inbox.put(Completion(call_id, done))
                 return
             queue = find_queue(session, call.queue)
@@ -230,10 +231,8 @@ class Controller:
             call.work.is_interrupted = True
             if call.decoding is not None:
                 call.decoding.look_at(call)
-            if not call.is_running and isinstance(call.work, WatchedFeed):
-                self._watched.end_interrupted(call, call.work)
-            elif not call.is_running:
-                self._finish(call, call.work.segment(len(call.pages)))
+            if not call.is_running:
+                self._end_interrupted(call, call.work)
 
     def close(self, session: InlineSession) -> None:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
@@ -275,10 +274,15 @@ class Controller:
     def _take(self, call: OpenCall, row: RowResult) -> None:
         if isinstance(call.work, WatchedFeed) and call.restoring is None:
             self._watched.take_row(call, call.work, row)
+            self._sessions[call.run_id].idle_since_s = self._changed_s  # if it waits for its program now
         elif row.error is not None:
-            self._fail(call, row.error)
+            self._resources.give_up_restoring(call)
+            self._refuse(call, row.error)
         elif call.restoring is not None:
-            if call.restoring.advance(row):
+            is_restored = call.restoring.advance(row)
+            if isinstance(call.work, SegmentFeed) and call.work.is_interrupted:
+                self._end_interrupted(call, call.work)
+            elif is_restored:
                 self._take_restored(call)
         elif isinstance(call.work, Feed):
             self._take_row(call, call.work, row)
@@ -312,6 +316,13 @@ class Controller:
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
+            self._finish(call, feed.segment(len(call.pages)))
+
+    def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
+        """Ends a segment at the token boundary where it is."""
+        if isinstance(feed, WatchedFeed):
+            self._watched.end_interrupted(call, feed)
+        else:
             self._finish(call, feed.segment(len(call.pages)))
 
     def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:

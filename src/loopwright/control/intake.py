@@ -106,7 +106,7 @@ class Intake:
         session.open_calls[call.call_id] = call
         call.queue.num_open += 1
         self._resources.hold(call)
-        ordering.enqueue(call, failure)
+        ordering.enqueue(call, failure, self._resources.holdings(session.run_id).order)
         return call if call.num_blockers == 0 else None
 
 

@@ -73,9 +73,10 @@ class Prefixes:
             _extend_line(pages, num_known, root)
         return before
 
-    def record(self, call: OpenCall, feed: Feed, root: Root) -> None:
-        """Notes what the feed wrote since the last time. The cache gets the pages that are full now."""
-        start, end = feed.num_recorded, feed.kv_len if call.is_over else feed.num_final
+    def record(self, call: OpenCall, feed: Feed, root: Root, end: int) -> None:
+        """Notes what the feed wrote up to KV place `end` since the last time. The cache gets the pages that are full
+        now."""
+        start = feed.num_recorded
         if end < start:
             return
         tokens, positions = feed.unrecorded(end)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loopwright.control.audit import check_books
+from loopwright.control.bases import Base, Bases
 from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
@@ -78,7 +79,7 @@ class ResourceManager:
         assert run_id not in self._holdings, f"run {run_id} is open"
         pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
         embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant))
+        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant), Bases(pages, self.shape.block_size))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -124,7 +125,9 @@ class ResourceManager:
     def hold(self, call: OpenCall) -> None:
         """Keeps what the call touches until `release`."""
         holdings = self._holdings[call.run_id]
-        holdings.pages.hold(call.pages)
+        holdings.pages.hold(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.keep(call.base.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
         if isinstance(call.call, ExportPages | ImportPages):
@@ -143,7 +146,9 @@ class ResourceManager:
         if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
                 page.num_exchanging -= 1
-        holdings.pages.drop(call.pages)
+        holdings.pages.drop(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.end_keep(call.base.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
 
@@ -208,6 +213,8 @@ class ResourceManager:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
         feed, table = call.work, self._holdings[call.run_id].pages
         assert isinstance(feed, Feed)
+        if feed.num_recorded > feed.kv_len:
+            self._take_back_record(call, feed)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
@@ -232,6 +239,10 @@ class ResourceManager:
         """What `secure` found dropped has run again."""
         self._dropping.finish(call, self._holdings[call.run_id].pages)
 
+    def give_up_restoring(self, call: OpenCall) -> None:
+        """What `secure` found dropped stays so, if anything was being restored."""
+        self._dropping.abandon(call)
+
     def has_dropped(self, call: OpenCall) -> bool:
         """Whether pages that the call needs have to be restored before it runs."""
         return self._may_have_dropped(call) and any(map(is_dropped, self._needed_pages(call)))
@@ -254,7 +265,7 @@ class ResourceManager:
                 self._dropping.abandon(call)
             if isinstance(call.work, Feed):
                 self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
-                self.record(call)
+                self._record_up_to(call, call.work, call.work.kv_len)  # also what a veto may still take back
         pages = {*table.names.values(), *(page for call in open_calls for page in call.pages)}
         self._dropping.drop(table, self._dropping.droppable(pages))
         for call in open_calls:
@@ -277,9 +288,9 @@ class ResourceManager:
         return self._prefixes.advance(call, call.work, self._holdings[call.run_id].root)
 
     def record(self, call: OpenCall) -> None:
-        """Notes what a feed wrote, so that others need not compute it again."""
+        """Notes what a feed wrote for good, so that others need not compute it again."""
         assert isinstance(call.work, Feed)
-        self._prefixes.record(call, call.work, self._holdings[call.run_id].root)
+        self._record_up_to(call, call.work, call.work.kv_len if call.is_over else call.work.num_final)
 
     def mark_written(self, call: OpenCall) -> None:
         """Notes what a call that is over wrote. A feed that failed wrote what its finished chunks did."""
@@ -302,6 +313,12 @@ class ResourceManager:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
         for resource, bits in writes_of(call, self.shape.block_size):
             resource.written &= ~bits
+        self._holdings[call.run_id].bases.forget()
+
+    def mark_empty(self, call: OpenCall, page: Page) -> None:
+        """Notes that a page of the call may have nothing any more."""
+        page.written = 0
+        self._holdings[call.run_id].bases.forget()
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
@@ -321,6 +338,22 @@ class ResourceManager:
             if call.restoring.num_inputs == 0:  # the cache has all of it
                 self.finish_restoring(call)
         return True
+
+    def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
+        self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
+
+    def _take_back_record(self, call: OpenCall, feed: Feed) -> None:
+        """What was noted when the call's pages were dropped does not hold any more: tokens were vetoed. The pages that
+        held them are secured anew, for others may have come to share them."""
+        size = self.shape.block_size
+        (place, offset), end = divmod(feed.kv_len, size), -(-feed.num_recorded // size)
+        pages = call.pages[place:end]
+        self._prefixes.cut(pages, offset, self._holdings[call.run_id].root)
+        for page in pages:
+            page.written &= range_bits(0, offset)
+            offset = 0
+        del feed.block_ids[place:]
+        feed.num_recorded = feed.kv_len
 
     def _may_have_dropped(self, call: OpenCall) -> bool:
         """Whether the call's run has pages without a block: most never do."""
@@ -377,7 +410,10 @@ class ResourceManager:
             feed.skip(num_cached * size)
         table.back(needed)
         self._make_writable(holdings, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
-        feed.block_ids.extend(page.id for page in needed if page.id is not None)
+        if isinstance(call.base, Base) and not num_held:
+            feed.block_ids += call.base.block_ids(table)
+            needed = needed[len(call.base) :]
+        feed.block_ids += [page.id for page in needed if page.id is not None]
         return True
 
     def _num_shared(self, pages: Sequence[Page]) -> int:

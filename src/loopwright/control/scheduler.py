@@ -157,7 +157,7 @@ class Scheduler:
         self._decoding = DecodeGroup(resources.shape.block_size)  # feeds that have a row in every step
         self._short: list[OpenCall] = []  # others with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
-        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the four
+        self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
         self.is_blocked = False  # whether a call found too few blocks when the last step was formed
 
     def add(self, call: OpenCall, now_s: float) -> None:
@@ -184,11 +184,9 @@ class Scheduler:
 
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
-        calls = (*self._light, *self._decoding.calls, *self._short, *self._long)
-        mine = self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
-        for call in mine:
-            if call.decoding is not None:
-                self._decoding.leave(call)
+        assert not self._decoding, "a run is suspended when nothing can run"
+        calls = (*self._light, *self._short, *self._long)
+        self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
         self._light, self._short, self._long = (
             [call for call in calls if call.run_id != run_id] for calls in (self._light, self._short, self._long)
         )
@@ -216,7 +214,7 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        calls = (*self._light, *self._decoding.calls, *self._short, *self._long)
+        calls = (*self._light, *self._short, *self._long)
         return [call for call in calls if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:

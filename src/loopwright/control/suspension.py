@@ -15,7 +15,6 @@ from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.session import InlineSession
-from loopwright.control.watching import WatchedFeed
 from loopwright.core.errors import OutOfPages
 from loopwright.core.ids import RunId
 
@@ -58,11 +57,14 @@ class Suspension:
             self._scheduler.resume(run_id)
 
     def drop_idle(self, now_s: float) -> bool:
-        """Drops the pages of a run that has had no open call for a while. Whether that freed a block."""
+        """Drops the pages of a run that has had nothing to run for a while. Whether that freed a block."""
         until_s = now_s - self._config.max_idle_s
         holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks()]
-        idle = [one.run_id for one in holders if not one.open_calls and one.idle_since_s <= until_s]
-        return any(self._resources.drop(run_id, ()) for run_id in sorted(idle, key=self._order))
+        idle = [one for one in holders if one.idle_since_s <= until_s and _is_idle(one)]
+        return any(
+            self._resources.drop(one.run_id, one.open_calls.values())
+            for one in sorted(idle, key=lambda one: self._order(one.run_id))
+        )
 
     def make_room(self, now_s: float) -> bool:
         """When nothing can run: suspends a run for the sake of the least served, or lets a suspended one try."""
@@ -78,8 +80,6 @@ class Suspension:
             return False
         favoured = min(waiting, key=lambda call: (self._served[call.run_id], call.rank)).run_id
         for run_id in sorted({call.run_id for call in waiting} - {favoured}, key=self._order):
-            if self._is_watching(run_id):
-                continue
             if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
                 self._scheduler.suspend(run_id)
                 return True
@@ -109,10 +109,10 @@ class Suspension:
         )
 
     def _is_somebody_about(self, now_s: float) -> bool:
-        """Whether a run that holds blocks had an open call a moment ago, so that it may well go on or free them."""
+        """Whether a run that holds blocks had something to run a moment ago, so that it may well go on or free them."""
         from_s = now_s - self._config.max_idle_s
         holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks()]
-        return any(not one.open_calls and one.idle_since_s > from_s for one in holders)
+        return any(one.idle_since_s > from_s and _is_idle(one) for one in holders)
 
     def _is_stuck(self) -> bool:
         """Whether only a failure can free a block: nothing runs, and every run that holds blocks waits for more. A run
@@ -122,10 +122,15 @@ class Suspension:
         is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
         return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
 
-    def _is_watching(self, run_id: RunId) -> bool:
-        """Whether the run may take back what its pages hold, so that they cannot be dropped."""
-        return any(isinstance(call.work, WatchedFeed) for call in self._sessions[run_id].open_calls.values())
-
     def _order(self, run_id: RunId) -> tuple[int, RunId]:
         """Who gives up pages first."""
         return -self._served[run_id], run_id
+
+
+def _is_idle(session: InlineSession) -> bool:
+    """Whether nothing that the run has asked for could run: its program is busy elsewhere, or has yet to say what it
+    thinks of a segment that it watches."""
+    calls = session.open_calls.values()
+    if not calls:
+        return True
+    return any(call.is_paused for call in calls) and all(call.is_paused or call.num_blockers for call in calls)
