@@ -66,14 +66,15 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, programs
+reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, metrics, programs
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/openai_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
+	$(BIN)/python tests/project/metrics_reference.py
 	$(BIN)/python tests/programs/gallery.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | serving | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | serving | techniques | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program
