@@ -352,6 +352,7 @@ class ResourceManager:
         for page in pages:
             page.written &= range_bits(0, offset)
             offset = 0
+        self._holdings[call.run_id].bases.forget()
         del feed.block_ids[place:]
         feed.num_recorded = feed.kv_len
 
