@@ -1,7 +1,7 @@
 """Passes on what the decode group sampled: ends the segments that are over, and tells programs of the others' tokens.
 
-Never looks into a row: the group does. Called by the controller when a step has ended, and once more when the engine has
-the next one: that need not wait until programs have heard.
+Never looks into a row: the group does. Called by the controller when a step has ended, and again when the engine has
+the next one, which need not wait until programs have heard.
 """
 
 from collections.abc import Callable
