@@ -11,6 +11,7 @@ SUITE_MODULES = {
     "decode": "loopwright.bench.decode",
     "batching": "loopwright.bench.batching",
     "overhead": "loopwright.bench.overhead",
+    "serving": "loopwright.bench.serving",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

@@ -183,7 +183,8 @@ class Launcher:
         self._admit(child)
         parent.children.add(child)
         for run_id in parent.children.take_forgotten():
-            self._runs.pop(run_id, None)
+            if run_id in self._runs:
+                self._forget(run_id)
         return child
 
     async def events(self, run_id: RunId, after: int = -1) -> AsyncIterator[Event]:
@@ -216,6 +217,8 @@ class Launcher:
         self._services.shared.check_integrity()
         assert self._num_live or not self._services.shared.num_own_stores
         assert self._num_live or not any(run.budget.memory_held_mb for run in self._runs.values())
+        ended = [run.events.num_bytes for run in self._runs.values() if run.ended_now_s is not None]
+        assert self._num_finished_bytes == sum(ended)
 
     # One run
 
@@ -356,9 +359,9 @@ class Launcher:
         self._num_live -= 1
         run.budget.give_memory(run.limits.memory_mb)
         run.ended_now_s = self._clock.now_s()
-        self._num_finished_bytes += run.events.num_bytes
         error = run.failure or Cancelled("the run was cancelled")
         run.events.finish(error.code, error=error.info())  # counts only if there is none yet
+        self._num_finished_bytes += run.events.num_bytes
 
     # Books
 
@@ -384,9 +387,11 @@ class Launcher:
 
     def _forget_oldest(self) -> None:
         while len(self._runs) - self._num_live >= MAX_FINISHED_RUNS or self._num_finished_bytes > MAX_FINISHED_BYTES:
-            oldest = next(run for run in self._runs.values() if run.ended_now_s is not None)
-            self._num_finished_bytes -= oldest.events.num_bytes
-            del self._runs[oldest.run_id]
+            self._forget(next(run.run_id for run in self._runs.values() if run.ended_now_s is not None))
+
+    def _forget(self, run_id: RunId) -> None:
+        """Nobody can ask about an ended run any more."""
+        self._num_finished_bytes -= self._runs.pop(run_id).events.num_bytes
 
 
 def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
