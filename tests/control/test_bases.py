@@ -137,8 +137,10 @@ def test_a_page_of_a_long_context_that_was_never_written_is_refused() -> None:
 def test_a_page_of_a_base_that_is_lost_is_not_full_any_more() -> None:
     rig, run = with_long_context()
     answered(rig, run, one_more(7))
+    own = PageName(500)
+    assert run.now(AllocatePages(queue=QUEUE, pages=(own,))).error is None
     rig.executor.fail_rows = {63: BadRequest("NaN").info()}
-    failing = run.submit(ForwardText(queue=QUEUE, pages=(), grow_from=PageName(500), kv_len=0, tokens=(63,),
+    failing = run.submit(ForwardText(queue=QUEUE, pages=(own,), kv_len=0, tokens=(63,),
                                      positions=(0,)))  # fmt: skip
     joined = run.submit(CopyPage(queue=QUEUE, source=NAMES[0], target=NAMES[3], source_offset=0, target_offset=0,
                                  size=4))  # fmt: skip
