@@ -26,9 +26,10 @@ class DecodeCalls:
     def take(self, group: DecodeGroup, result: DecodeResult) -> None:
         """What came of the group's rows."""
         over = group.take(result)
-        self._untold.update(group.shown({call for call, error in over if error is not None}))
+        self._untold = dict(group.shown)
         for call, error in over:
             if error is not None:
+                self._untold.pop(call, None)
                 self._fail(call, error)
             elif isinstance(call.work, SegmentFeed):
                 self._finish(call, call.work.segment(len(call.pages)))
