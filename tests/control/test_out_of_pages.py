@@ -22,7 +22,7 @@ from loopwright.core.calls import (
     SharePages,
     ShiftKv,
 )
-from loopwright.core.ids import CallId, PageName
+from loopwright.core.ids import BlockId, CallId, PageName
 
 from .fake_executor import choose, shifted
 from .reference import NaiveContext
