@@ -292,6 +292,7 @@ class ResourceManager:
         if isinstance(call.work, Feed):
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
             self.record(call)
+        _note_texts(call)
         if call.failure is not None:
             return
         if isinstance(call.call, CopyPage | EmbedText | Forward):
@@ -329,6 +330,8 @@ class ResourceManager:
         return True
 
     def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
+        if isinstance(call.call, Forward):
+            feed.texts = [embed.text for embed in call.embed_reads]
         self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
 
     def _take_back_record(self, call: OpenCall, feed: Feed) -> None:
@@ -427,3 +430,12 @@ def _num_grown(call: OpenCall, generate: Generate) -> int:
     """The pages that a segment has grown, those included that have left its window."""
     assert isinstance(call.work, SegmentFeed)
     return len(call.pages) + len(call.work.freed) - len(generate.pages)
+
+
+def _note_texts(call: OpenCall) -> None:
+    """What the embeds hold that a call, which is over, was to write: tokens, or something else."""
+    for embed in call.embed_writes:
+        embed.text = None
+    if isinstance(call.call, EmbedText) and call.failure is None:
+        for embed, *text in zip(call.embed_writes, call.call.tokens, call.call.positions, strict=True):
+            embed.text = (text[0], text[1])
