@@ -34,7 +34,10 @@ async def test_the_cases_are_steps_of_four_sizes_what_each_kind_adds_and_a_call(
     assert [(row.case, row.metric) for row in rows] == [
         *((f"rows={num}", "step_us") for num in (1, 64, 256, 1024)),
         *((f"added={kind}", "row_us") for kind in KINDS),
+        ("engine=sampler", "row_us"),
         ("run=segment", "call_us"),
+        ("context=256", "call_us"),
+        ("context=8064", "call_us"),
         ("live=896", "call_us"),
         ("live=896/state=busy", "call_us"),
     ]

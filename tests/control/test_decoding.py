@@ -5,12 +5,13 @@ import pytest
 from loopwright.control.decoding import DecodeGroup
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.batch import DecodeRows
-from loopwright.core.calls import Sampling
+from loopwright.core.calls import AllocatePages, ClearQueue, ForwardText, Sampling
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest
+from loopwright.core.ids import PageName
 
 from .reference import NaiveContext
-from .rig import Rig, generate
+from .rig import QUEUE, Rig, generate
 
 SAMPLING = Sampling(temperature=1.0, seed=3)
 COLUMNS = ("block_ids", "kv_lens", "positions", "samplings", "generated")
@@ -65,6 +66,37 @@ def test_a_row_that_fails_takes_nobody_along_and_keeps_what_it_had() -> None:
     assert bad.error(bad_call).message == "NaN"
     assert [token for part in bad.parts[bad_call] for token in part.tokens] == bad_tokens[: place + 1]
     assert list(good.segment(good_call).tokens) == expected(5, 12)
+
+
+def test_what_a_failed_row_should_have_written_does_not_count_as_written() -> None:
+    rig = Rig()
+    run = rig.open("a")
+    tokens = expected(9, 6)
+    rig.executor.fail_rows = {tokens[2]: BadRequest("NaN").info()}
+    assert tokens[2] not in (9, *tokens[:2])
+    pages = tuple(PageName(page) for page in (1, 2, 3))
+    assert run.now(AllocatePages(queue=QUEUE, pages=pages)).error is None
+    failed = run.submit(generate((9,), pages=pages, sampling=SAMPLING, max_tokens=12))
+    rig.drain()
+    assert run.error_type(failed) == "BadRequest"
+    run.submit(ClearQueue(queue=QUEUE))
+    calls = [
+        run.submit(ForwardText(queue=QUEUE, pages=pages, kv_len=kv_len, tokens=(5,), positions=(kv_len,)))
+        for kv_len in (4, 3)
+    ]  # the prompt's token and two that were sampled are there; the row of the third failed
+    rig.drain()
+    assert [run.error_type(call) for call in calls] == ["BadRequest", "Poisoned"]
+    assert "pages[0] has KV for its first 3 tokens" in run.error(calls[0]).message
+
+
+def test_service_is_counted_for_each_token_that_ran() -> None:
+    rig = Rig()
+    long, short = rig.open("long"), rig.open("short")
+    long.submit(generate((5,), sampling=SAMPLING, max_tokens=9))
+    short.submit(generate((5,), sampling=SAMPLING, max_tokens=4))
+    rig.drain()
+    served = rig.controller._suspension._served
+    assert (served[long.session.run_id], served[short.session.run_id]) == (9, 4)
 
 
 def test_a_segment_that_is_interrupted_in_a_step_ends_with_what_that_step_samples() -> None:

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loopwright.core.errors import LimitExceeded, ProgramError
+from loopwright.core.errors import LimitExceeded, ProgramError, Unavailable
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandboxes import private_files
-from loopwright.runtime.sandboxes.private_files import PrivateFiles
+from loopwright.runtime.sandboxes.private_files import FileFolders
 
 from .conftest import Bench
 from .fake_guest import FakeGuest
@@ -111,6 +115,16 @@ def test_nothing_leads_out(wasm: Bench, act: str, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["secret"]
 
 
+CHAIN = """
+def chain(path, length):
+    os.makedirs(path, exist_ok=True)
+    while len(path) < length:
+        path += 'n' * min(250, length - len(path) - 1) + '/'
+        os.mkdir(path)
+    return path
+"""  # folders in folders, to a path of that length: a longer one cannot be opened
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -121,10 +135,16 @@ def test_nothing_leads_out(wasm: Bench, act: str, folder: Path) -> None:
         "while True:\n    open('big', 'ab').write(bytes(1 << 16)); await issue(op='echo')",
         "await asyncio.sleep(0)\nopen('big', 'wb').write(bytes(1 << 21))\nawait issue(op='never')",
         "try:\n    while True: open('big', 'ab').write(bytes(1 << 16))\nexcept BaseException: pass",
+        CHAIN + "end = chain('/', 4070)\nwhile True:\n    open(end + 'f', 'ab').write(bytes(1 << 16))",
+        CHAIN + "end, n = chain('/b/', 4000), 0\nwhile True:\n    os.mkdir(f'/{n}')\n"
+        "    open(f'/{n}/f', 'wb').write(bytes(1 << 18))\n    deep = chain(f'/c{n}/', 4000)\n"
+        "    os.rename(f'/{n}', deep + 'a'); os.rename(f'/c{n}', f'{end}c{n}'); n += 1",
+        "path = ''\nfor _ in range(1000):\n    path += 'd/'; os.mkdir(path)\nawait issue(op='never')",
     ],
 )
 def test_files_end_at_their_limit(wasm: Bench, body: str) -> None:
-    with pytest.raises(LimitExceeded, match=r"(limit is 1048576|more than 1024 files)") as caught:
+    message = r"(limit is 1048576|more than 1024 files|folders lie deeper than 64)"
+    with pytest.raises(LimitExceeded, match=message) as caught:
         run(wasm, body)
     assert caught.value.hint
 
@@ -189,7 +209,8 @@ def test_a_run_that_is_cancelled_leaves_no_file(wasm: Bench, body: str, folder: 
 def test_measuring_follows_no_link_and_stops_at_its_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "outside").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(private_files, "MAX_ENTRIES", 5)
-    files = PrivateFiles(5 * private_files.ENTRY_BYTES)
+    folders = FileFolders()
+    files = folders.new(5 * private_files.ENTRY_BYTES)
     (files.folder / "link").symlink_to(folder / "outside")
     (files.folder / "loop").symlink_to(files.folder)
     (files.folder / "deep").mkdir()
@@ -200,4 +221,88 @@ def test_measuring_follows_no_link_and_stops_at_its_bound(folder: Path, monkeypa
     with pytest.raises(LimitExceeded, match="more than 5 files"):
         files.check()
     files.remove()
+    folders.close()
     assert (folder / "outside").exists()
+
+
+def test_folders_however_deep_they_lie_are_deleted_and_the_next_run_gets_its_own(wasm: Bench) -> None:
+    deep = program("import os\npath = ''\nfor _ in range(1000):\n    path += 'd/'; os.mkdir(path)\nreturn 1")
+
+    async def scenario(sandbox: Any) -> list[str]:
+        limits = Limits(max_file_bytes=1 << 30)
+        endings = await asyncio.gather(
+            *(sandbox.run(deep, "p.py", "{}", FakeGuest(), limits) for _ in range(3)), return_exceptions=True
+        )
+        assert all(one == "1" or isinstance(one, LimitExceeded) for one in endings)
+        source = program("import os\nopen('x', 'w').write('x')\nreturn os.listdir('/')")
+        return [await sandbox.run(source, "p.py", "{}", FakeGuest(), WITH_FILES) for _ in range(12)]
+
+    assert wasm.drive(scenario) == ['["x"]'] * 12
+
+
+def test_what_cannot_be_measured_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = FileFolders()
+    files = folders.new(1 << 20)
+    (files.folder / "a").mkdir()
+
+    really_open = os.open
+
+    def no_more(path: Any, flags: int, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:
+            raise OSError(24, "Too many open files")
+        return really_open(path, flags)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(private_files.os, "open", no_more)
+        with pytest.raises(Unavailable, match="cannot be measured: Too many open files"):
+            files.check()
+    folders.close()
+
+
+def test_deleting_needs_no_path_to_what_lies_deep(folder: Path) -> None:
+    folders = FileFolders()
+    files = folders.new(1 << 20)
+    inside = os.open(files.folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d" * 50, dir_fd=inside)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+        above, inside = inside, os.open("d" * 50, os.O_RDONLY, dir_fd=inside)
+        os.close(above)
+    os.close(inside)
+    files.remove()
+    assert not files.folder.exists()
+    folders.close()
+
+
+KILLED = """
+import os, signal, tempfile
+from loopwright.runtime.sandboxes.private_files import FileFolders
+files = FileFolders().new(1 << 20)
+(files.folder / "secret").write_text("left")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_server_left_is_deleted_by_the_next_and_nothing_else(folder: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = folder.glob("loopwright-files-*")
+    assert [path.name for path in folder.rglob("secret")] == ["secret"]
+    foreign = [folder / "loopwright-files-mine", folder / "loopwright-files-link"]
+    foreign[0].mkdir()  # without a lock: nobody knows whose it is
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "lock").touch()
+    foreign[1].symlink_to(folder / "elsewhere")
+    living = FileFolders()
+    files = living.new(1 << 20)
+    assert not left.exists()
+    next_one = FileFolders()
+    next_one.new(1 << 20)
+    assert files.folder.exists()  # its lock is held, though by the same process
+    assert all(path.exists() for path in foreign)
+    assert (folder / "elsewhere" / "lock").exists()
+    for one in (living, next_one):
+        one.close()
+    foreign[0].rmdir()
+    foreign[1].unlink()

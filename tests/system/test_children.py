@@ -512,6 +512,22 @@ def test_a_program_has_no_more_memory_than_its_tree_and_the_server_caps_both() -
     in_loop(scenario)
 
 
+def test_what_forgotten_children_wrote_counts_no_more() -> None:
+    body = """
+for _ in range(100):
+    await (await spawn("from loopwright import *\\nasync def main(): emit_text('x' * 4000)\\n")).wait()
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            assert (await ended(system, body)).final.code == "ok"
+            assert len(await runs_of(system)) < 70
+            system.launcher.check_integrity()  # it counts what is kept
+            assert system.launcher._num_finished_bytes < 70 * 5000
+
+    in_loop(scenario)
+
+
 # None outlives its parent
 
 

@@ -2,7 +2,8 @@
 
 Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a row), by how much longer it takes to make
 more tokens; `run=segment`, what a run of one segment takes beside its steps; `added=KIND`, what each further row of a
-step costs if it is of that kind (engine excluded: a sampler is not computed); `live=896`, a call that control answers
+step costs the host if it is of that kind; `engine=sampler`, what a row's sampler takes the real engine: the others
+leave it out; `context=N`, a call of one token in a context of so many; `live=896`, a call that control answers
 while so many programs do nothing (aim: 40 µs); `…/state=busy`, while each of them has a segment running.
 """
 
@@ -14,10 +15,20 @@ from statistics import median
 from typing import TypeAlias
 
 from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Metric, Row, case_name, measured
-from loopwright.bench.sessions import QUEUE, Caller, by_sampler, by_segment, by_token, by_watching, segment_call
+from loopwright.bench.sessions import (
+    QUEUE,
+    Caller,
+    by_sampler,
+    by_segment,
+    by_streaming,
+    by_token,
+    by_watching,
+    segment_call,
+)
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.together import all_of
 from loopwright.compose.simulated import open_simulation
+from loopwright.compose.small_engine import open_small_engine
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import AllocatePages, CreateQueue, FreePages
 from loopwright.core.clock import Clock, SystemClock
@@ -38,7 +49,7 @@ class Cost:
 
 
 KINDS: dict[str, Program] = {
-    "segment": by_segment, "sampler": by_sampler, "watched": by_watching, "program": by_token,
+    "segment": by_segment, "streamed": by_streaming, "sampler": by_sampler, "watched": by_watching, "program": by_token,
 }  # fmt: skip
 """Ways to generate, by the name of their case."""
 
@@ -46,6 +57,11 @@ NUM_ROWS = (1, 64, 256, 1024)
 NUM_STEPS = 128  # by so many tokens the longer segment exceeds the shorter one, of NUM_FEW
 NUM_FEW = 2
 NUM_ROWS_ADDED = 256  # what a row adds is measured from 1 to so many
+CONTEXTS = (256, 8064)  # tokens before the call; the larger one leaves room for those that it makes
+NUM_CONTEXT_CALLS = 64
+NUM_ENGINE_ROWS = 32
+NUM_ENGINE_STEPS = 16
+VOCAB_SIZE = 49_152  # of the engine's model: the default model's
 NUM_LIVE = 896
 NUM_CALLS = 2000
 NUM_BUSY_CALLS = 200  # there may be a step of all programs between two of them
@@ -53,7 +69,7 @@ NUM_BUSY_CALLS = 200  # there may be a step of all programs between two of them
 OWN_PAGE = PageName(1 << 20)  # no segment grows so far
 
 _SUITE = "overhead"
-_CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=2048)
+_CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=8192)
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
@@ -69,11 +85,14 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         control = simulation.control
         costs: dict[tuple[str, int], list[Cost]] = {("segment", num): [] for num in NUM_ROWS}
         costs |= {(kind, num): [] for kind in KINDS for num in (1, NUM_ROWS_ADDED)}
+        contexts: dict[int, list[float]] = {num: [] for num in CONTEXTS}
         calls_s: list[float] = []
         busy_s: list[float] = []
         for _ in range(num_rounds):
             for (kind, num_rows), values in costs.items():
                 values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
+            for num_tokens, values_s in contexts.items():
+                values_s.append(await context_s(control, clock, num_tokens))
             calls_s.append(await call_s(control, clock, NUM_LIVE))
             busy_s.append(await call_s(control, clock, NUM_LIVE, NUM_BUSY_CALLS, is_busy=True))
     rows = [_row(STEP_US, [one.step_s for one in costs["segment", num]], rows=num) for num in NUM_ROWS]
@@ -81,7 +100,9 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         pairs = zip(costs[kind, 1], costs[kind, NUM_ROWS_ADDED], strict=True)
         added_s = [(many.step_s - one.step_s) / (NUM_ROWS_ADDED - 1) for one, many in pairs]
         rows.append(_row(ROW_US, added_s, added=kind))
+    rows.append(_row(ROW_US, [await sampler_s(clock, num_steps) for _ in range(num_rounds)], engine="sampler"))
     rows.append(_row(CALL_US, [one.run_s for one in costs["segment", NUM_ROWS_ADDED]], run="segment"))
+    rows += [_row(CALL_US, contexts[num], context=num) for num in CONTEXTS]
     rows.append(_row(CALL_US, calls_s, live=NUM_LIVE))
     return [*rows, _row(CALL_US, busy_s, live=NUM_LIVE, state="busy")]
 
@@ -102,19 +123,53 @@ async def _elapsed_s(
     control: Control, clock: Clock, program: Program, num_rows: int, num_tokens: int
 ) -> tuple[float, int]:
     """Seconds from the first run's start to the last one's end, and how many steps they took."""
-
-    async def run(index: int) -> None:
-        with Caller(control, f"overhead-{index}") as caller:
-            await program(caller, num_tokens)
-
     with Caller(control, "overhead-before") as caller:
         await by_segment(caller, 1)  # comes after what the measurement before this one left running
     gc.collect()
     before = await control.stats()
     started_s = clock.now_s()
-    await all_of(run(index) for index in range(num_rows))
+    await _run_all(control, program, num_rows, num_tokens)
     elapsed_s = clock.now_s() - started_s
     return elapsed_s, (await control.stats()).num_steps - before.num_steps
+
+
+async def _run_all(control: Control, program: Program, num_rows: int, num_tokens: int) -> None:
+    async def run(index: int) -> None:
+        with Caller(control, f"overhead-{index}") as caller:
+            await program(caller, num_tokens)
+
+    await all_of(run(index) for index in range(num_rows))
+
+
+async def sampler_s(clock: Clock, num_steps: int, num_rows: int = NUM_ENGINE_ROWS) -> float:
+    """Seconds that a row with a traced sampler takes the engine more than a row without, of a model as small as can be
+    with a real vocabulary. The first steps of each kind do not count."""
+    async with open_small_engine(VOCAB_SIZE, clock, _CONFIG) as control:
+        step_s: list[float] = []
+        for program in (by_segment, by_sampler):
+            before = await control.stats()
+            for num_tokens in (NUM_FEW, NUM_FEW + min(num_steps, NUM_ENGINE_STEPS)):
+                before = await control.stats()
+                await _run_all(control, program, num_rows, num_tokens)
+            after = await control.stats()
+            step_s.append((after.busy_s - before.busy_s) / (after.num_steps - before.num_steps))
+    return (step_s[1] - step_s[0]) / num_rows
+
+
+async def context_s(control: Control, clock: Clock, num_tokens: int, num_calls: int = NUM_CONTEXT_CALLS) -> float:
+    """Median seconds of a call of one token at the end of a context of `num_tokens`, from its making to its answer."""
+    taken_s: list[float] = []
+    started_s = 0.0
+
+    async def turn() -> None:
+        nonlocal started_s
+        now_s = clock.now_s()
+        taken_s.append(now_s - started_s)
+        started_s = now_s
+
+    with Caller(control, f"context-{num_tokens}") as caller:
+        await by_token(caller, num_calls + 2, prompt_len=num_tokens, turn=turn)
+    return median(taken_s[2:])  # the first is before the prompt, and the second the prompt's
 
 
 async def call_s(

@@ -79,6 +79,13 @@ async def by_segment(caller: Caller, num_tokens: int, *, prompt_len: int = 1, fi
     _check_segment(result, num_tokens)
 
 
+async def by_streaming(caller: Caller, num_tokens: int) -> None:
+    """As `by_segment`, with each token told as it comes."""
+    await caller.call(CreateQueue(queue=QUEUE))
+    call = msgspec.structs.replace(segment_call(num_tokens), progress=True)
+    _check_segment(await caller.call(call), num_tokens)
+
+
 async def by_sampler(caller: Caller, num_tokens: int) -> None:
     """As `by_segment`, with a traced sampler that carries a state."""
     await caller.call(CreateQueue(queue=QUEUE))
@@ -103,13 +110,14 @@ async def by_token(
 ) -> None:
     """A program that looks at every token: a call for each, and `turn` before it."""
     await caller.call(CreateQueue(queue=QUEUE))
-    tokens, kv_len, num_pages = (first_token,) * prompt_len, 0, 0
+    tokens, kv_len, pages = (first_token,) * prompt_len, 0, tuple[PageName, ...]()
     for _ in range(num_tokens):
         await turn()
-        result = await caller.call(_token_call(tokens, kv_len, num_pages))
+        result = await caller.call(_token_call(tokens, kv_len, pages))
         if not isinstance(result, Forwarded) or result.token is None:
             raise InternalError(f"a forward that samples answered {result}")
-        tokens, kv_len, num_pages = (result.token,), result.kv_len, result.num_pages
+        tokens, kv_len = (result.token,), result.kv_len
+        pages += tuple(PageName(page) for page in range(len(pages), result.num_pages))
 
 
 def segment_call(num_tokens: int, *, prompt_len: int = 1, first_token: int = FIRST_TOKEN) -> Generate:
@@ -144,11 +152,11 @@ _SAMPLER = TracedSampler(  # token = argmax(scores); count = count + 1
 )
 
 
-def _token_call(tokens: tuple[int, ...], kv_len: int, num_pages: int) -> ForwardText:
+def _token_call(tokens: tuple[int, ...], kv_len: int, pages: tuple[PageName, ...]) -> ForwardText:
     return ForwardText(
         queue=QUEUE,
-        pages=tuple(PageName(page) for page in range(num_pages)),
-        grow_from=PageName(num_pages),
+        pages=pages,
+        grow_from=PageName(len(pages)),
         kv_len=kv_len,
         tokens=tokens,
         positions=tuple(range(kv_len, kv_len + len(tokens))),

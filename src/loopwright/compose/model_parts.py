@@ -22,7 +22,7 @@ from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.traits import supported
 from loopwright.runtime.facts import ModelText
 from loopwright.text.chat_template import ChatTemplate
@@ -49,6 +49,7 @@ class ModelParts:
     path: Path
     num_threads: int
     step_weight_bytes: int
+    dtype: WeightDtype
 
     @property
     def info(self) -> ModelInfo:
@@ -72,6 +73,7 @@ async def open_model(
             path=files.path,
             num_threads=num_threads,
             step_weight_bytes=executor.step_weight_bytes,
+            dtype=executor.dtype,
         )
     finally:
         executor.close()
@@ -119,6 +121,8 @@ def _load_executor(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         num_threads=num_threads,
+        dtype=config.dtype,
+        instructions=None if config.instructions == "auto" else config.instructions,
         ahead=ahead,
         layers=files.layers,
     )
@@ -140,9 +144,10 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,
         weights_sha256=files.sha256,
+        exactness=executor.exactness,
         template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
-        engine=f"loopwright {version('loopwright')}, sdpa, float32",
+        engine=f"loopwright {version('loopwright')}, {executor.computed_by}",
         license=files.license,
         description=files.description,
-        version=f"{executor.quantization}-{files.sha256[:12]}{some}",
+        version=f"{executor.quantization}-{executor.dtype}-{files.sha256[:12]}{some}",
     )

@@ -27,7 +27,7 @@ def check_books(
     num_holds: Counter[object] = Counter()
     held_by_calls: dict[RunId, list[OpenCall]] = {run_id: [] for run_id in runs}
     for call in open_calls:
-        num_holds.update([*call.pages, *call.embed_reads, *call.embed_writes])
+        num_holds.update([*call.marked_pages, *call.embed_reads, *call.embed_writes])
         held_by_calls[call.run_id].append(call)
     blocks: list[BlockId] = exports.block_ids()
     slots: list[SlotId] = []
@@ -35,6 +35,7 @@ def check_books(
         calls = held_by_calls[run_id]
         pages = {page for call in calls for page in call.pages}
         embeds = {embed for call in calls for embed in (*call.embed_reads, *call.embed_writes)}
+        holdings.pages.check_kept([call.base.pages for call in calls if call.base is not None])
         blocks += _check_table(holdings.pages, pages, num_holds)
         slots += _check_table(holdings.embeds, embeds, num_holds)
     _check_lent(runs, exports, held_by_calls)

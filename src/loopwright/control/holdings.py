@@ -6,7 +6,9 @@ Made by the resource manager for each run that is open; read when calls are issu
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from loopwright.control.bases import Bases
 from loopwright.control.name_table import NameTable
+from loopwright.control.ordering import RunOrder
 from loopwright.control.page_content import Root
 from loopwright.core.calls import MaskPage
 from loopwright.core.errors import BadRequest
@@ -20,6 +22,8 @@ class Holdings:
     pages: NameTable[PageName, BlockId]
     embeds: NameTable[EmbedName, SlotId]
     root: Root  # before the first page: whose pages they are
+    bases: Bases
+    order: RunOrder = field(default_factory=RunOrder)
     masked: dict[PageName, int] = field(default_factory=dict)  # bit i: the name does not see offset i of its page
 
     def mask(self, call: MaskPage, block_size: int) -> None:

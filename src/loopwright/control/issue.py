@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 from loopwright.control import checks
 from loopwright.control.feeds import Feed
 from loopwright.control.holdings import Holdings
-from loopwright.control.name_table import IdT, NameT, NameTable
+from loopwright.control.name_table import IdT, NameT, NameTable, check_distinct
 from loopwright.control.ordering import Embed, OpenCall, Page, Resource, is_lent
 from loopwright.control.row_views import RowView
 from loopwright.control.segments import SegmentFeed
@@ -174,6 +174,7 @@ def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, 
         distributions=call.distributions,
         sampling=call.sampling,
         num_drafts=call.num_drafts,
+        held=call.held,
         view=_row_view(call, holdings, shape.block_size),
     )
 
@@ -196,11 +197,20 @@ def _set_pages(
     one: OpenCall, call: Forward | ForwardText | Generate, holdings: Holdings, shape: EngineShape, end: int
 ) -> None:
     """`end` is one past the last KV place that the call may write."""
-    pages = holdings.pages.find_all(call.pages, "pages")
     first, last = call.kv_len // shape.block_size, -(-end // shape.block_size)
+    slides = isinstance(call, Generate) and call.window is not None  # then its first pages leave one after the other
+    base = None if slides else holdings.bases.find(call.pages, first)
+    if base is None:
+        pages = holdings.pages.find_all(call.pages, "pages")
+    else:
+        behind = holdings.pages.find_all(call.pages[first:], "pages")
+        if base.has_name(call.pages[first:]):
+            check_distinct(call.pages, "pages")
+        pages = base.pages + behind
+        one.base = base if holdings.order.may_have_base(base.pages) else None
     _check_unshared(pages[first:last], call.pages[first:last], "pages")
     one.pages, one.page_writes = pages, pages[first:last]
-    one.page_reads = pages[: -(-call.kv_len // shape.block_size)]
+    one.page_reads = pages[0 if one.base is None else first : -(-call.kv_len // shape.block_size)]
 
 
 def _row_view(

@@ -78,7 +78,7 @@ def _list_place(call: OpenCall) -> int:
 def _conflict(one: OpenCall, other: OpenCall) -> bool:
     """W(a) ∩ (R(b) ∪ W(b)) ≠ ∅, one way or the other."""
     writes, other_writes = _touched(one.page_writes, one.embed_writes), _touched(other.page_writes, other.embed_writes)
-    reads, other_reads = _touched(one.page_reads, one.embed_reads), _touched(other.page_reads, other.embed_reads)
+    reads, other_reads = (_touched(call.all_page_reads, call.embed_reads) for call in (one, other))
     return not writes.isdisjoint(other_reads | other_writes) or not other_writes.isdisjoint(reads)
 
 

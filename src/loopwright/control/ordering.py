@@ -93,13 +93,43 @@ class Decoding(Protocol):
     def look_at(self, call: "OpenCall") -> None: ...
 
 
+class LongList(Protocol):
+    """Full pages that a call reads, so many that they are looked into and not marked."""
+
+    @property
+    def pages(self) -> list[Page]: ...
+
+    def __len__(self) -> int: ...
+
+
+class RunOrder:
+    """The open calls of one run."""
+
+    __slots__ = ("is_tainted", "open", "readers")
+
+    def __init__(self) -> None:
+        self.open: dict[OpenCall, None] = {}
+        self.readers: dict[OpenCall, None] = {}  # those of them with a base
+        self.is_tainted = False  # whether a call ever failed that was to write something
+
+    def may_have_base(self, pages: list[Page]) -> bool:
+        """Whether a call that reads the pages may have them as its base: nobody writes there, or failed to."""
+        if len(self.open) > _MAX_OPEN or (self.is_tainted and any(page.taints for page in pages)):
+            return False
+        return not any(page in pages for call in self.open for page in call.page_writes)
+
+
+_MAX_OPEN = 8  # with more open calls it takes longer to look into what they write than to mark each page
+
+
 class OpenCall:
     """A call that is not over, with what it touches and how far it has come."""
 
     __slots__ = (
-        "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox",
-        "is_in_step", "is_over", "is_started", "num_blockers", "num_clears", "number", "page_reads", "page_writes",
-        "pages", "queue", "rank", "restoring", "run_id", "served_at", "work",
+        "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "first_s",
+        "grown", "inbox", "is_in_step", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_seen",
+        "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at",
+        "started_s", "token_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +141,9 @@ class OpenCall:
         self.num_clears = queue.num_clears  # issued in its queue until now, itself included
         self.served_at = 0  # the step that last ran a row of one token of the call: lower runs first
         self.pages: list[Page] = []  # of a feed in KV order; of a copy (source, target)
-        self.page_reads: Sequence[Page] = ()
+        self.base: LongList | None = None  # the first of `pages`, if they are many and only read
+        self.order: RunOrder | None = None  # once it has its place
+        self.page_reads: Sequence[Page] = ()  # but those of the base
         self.page_writes: list[Page] = []
         self.embed_reads: Sequence[Embed] = ()
         self.embed_writes: Sequence[Embed] = ()
@@ -124,11 +156,25 @@ class OpenCall:
         self.decoding: Decoding | None = None  # if it has a row in every step
         self.is_started = self.is_over = False
         self.is_in_step = False  # in the step that runs, other than by `decoding`
+        self.issued_s = self.started_s = 0.0
+        self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw
+        self.token_s: float | None = None
+        self.num_seen = 0  # tokens
 
     @property
     def is_running(self) -> bool:
         """Whether the step that runs has something of the call."""
         return self.is_in_step or (self.decoding is not None and self.decoding.is_running)
+
+    @property
+    def marked_pages(self) -> list[Page]:
+        """The pages of the call without its base."""
+        return self.pages if self.base is None else self.pages[len(self.base) :]
+
+    @property
+    def all_page_reads(self) -> Sequence[Page]:
+        """The pages that the call reads, with its base."""
+        return self.page_reads if self.base is None else [*self.base.pages, *self.page_reads]
 
     @property
     def is_paused(self) -> bool:
@@ -159,17 +205,21 @@ def taint(call: OpenCall) -> ErrorInfo | None:
     return next((failure for number, failure in taints if number < call.number), None)
 
 
-def enqueue(call: OpenCall, failure: ErrorInfo | None) -> None:
+def enqueue(call: OpenCall, failure: ErrorInfo | None, order: RunOrder) -> None:
     """Gives the call its place: behind the tail of its queue, and behind those that touch the same resources. With a
     failure it waits there only to fail."""
-    queue = call.queue
+    queue, call.order = call.queue, order
     if queue.tail is not None:
         _wait(call, queue.tail, carries_failure=not isinstance(call.call, ClearQueue))
     queue.tail = call
     _read(call, call.page_reads)
     _read(call, call.embed_reads)
+    _wait_for_bases(call, order)
     _write(call, call.page_writes)
     _write(call, call.embed_writes)
+    order.open[call] = None
+    if call.base is not None:
+        order.readers[call] = None
     if failure is not None:
         fail(call, failure)
         return
@@ -182,6 +232,9 @@ def leave(call: OpenCall) -> list["OpenCall"]:
     """Takes a call that waits for nobody out of the order. Returns those that now wait for nobody either."""
     _forget(call, call.page_reads, call.page_writes)
     _forget(call, call.embed_reads, call.embed_writes)
+    if call.order is not None:
+        del call.order.open[call]
+        call.order.readers.pop(call, None)
     if call.queue.tail is call:
         call.queue.tail = None
     for dependent, _ in call.dependents:
@@ -201,6 +254,8 @@ def fail(call: OpenCall, failure: ErrorInfo) -> None:
             continue
         one.failure = its_failure
         writes: list[AnyResource] = [*one.page_writes, *one.embed_writes]
+        if writes and one.order is not None:
+            one.order.is_tainted = True
         for resource in writes:
             if one.number >= resource.rewritten_by:
                 resource.taints.setdefault((one.queue, one.num_clears), (one.number, inherited))
@@ -243,6 +298,15 @@ def _read(call: OpenCall, resources: Iterable[AnyResource]) -> None:
         if resource.writer is not None:
             _wait(call, resource.writer, carries_failure=True)
         resource.readers[call] = None
+
+
+def _wait_for_bases(call: OpenCall, order: RunOrder) -> None:
+    """Waits for those that read what the call writes as part of their bases."""
+    if not call.page_writes:
+        return
+    for reader in order.readers:
+        if reader.base is not None and any(page in reader.base.pages for page in call.page_writes):
+            _wait(call, reader, carries_failure=False)
 
 
 def _write(call: OpenCall, resources: Iterable[AnyResource]) -> None:

@@ -29,7 +29,8 @@ def check_reads(call: OpenCall, block_size: int, promised: Mapping[AnyResource, 
     elif isinstance(call.call, ShiftKv):
         _check_shift(call.pages, call.call, block_size, promised)
     elif isinstance(call.work, Feed):
-        check_kv(call.pages, call.work.start_kv_len, block_size, promised=promised)
+        num_known = 0 if call.base is None else len(call.base)
+        check_kv(call.pages, call.work.start_kv_len, block_size, promised=promised, num_known=num_known)
 
 
 def check_kv(
@@ -38,11 +39,12 @@ def check_kv(
     block_size: int,
     field: str = "kv_len",
     promised: Mapping[AnyResource, int] = _NOTHING,
+    num_known: int = 0,
 ) -> None:
-    """Raises BadRequest if the pages do not hold so much KV."""
+    """Raises BadRequest if the pages do not hold so much KV. The first `num_known` are known to be full."""
     num_full, num_tail = divmod(kv_len, block_size)
     full = (1 << block_size) - 1
-    for place in range(num_full):
+    for place in range(num_known, num_full):
         if pages[place].written != full and _written(pages[place], promised) != full:
             raise _no_kv(field, place, pages[place], block_size)
     if num_tail and range_bits(0, num_tail) & ~_written(pages[num_full], promised):

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loopwright.control.audit import check_books
+from loopwright.control.bases import Base, Bases
 from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
+from loopwright.control.moment import Moment
 from loopwright.control.name_table import Kind, NameTable
 from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
@@ -63,8 +65,11 @@ class PrivateCopy:
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
-    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True) -> None:
+    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True, moment: Moment | None = None) -> None:
         self.shape = shape
+        self.moment = moment or Moment()
+        self.num_queried = self.num_found = 0  # tokens looked for in the prefix cache, and those that it had
+        self._has_cache = prefix_cache
         self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
@@ -76,9 +81,9 @@ class ResourceManager:
     def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
         """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
         assert run_id not in self._holdings, f"run {run_id} is open"
-        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
-        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
-        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant))
+        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages, self.moment)
+        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds, self.moment)
+        self._holdings[run_id] = Holdings(pages, embeds, Root(tenant), Bases(pages, self.shape.block_size))
         return self._holdings[run_id]
 
     def holdings(self, run_id: RunId) -> Holdings:
@@ -124,7 +129,9 @@ class ResourceManager:
     def hold(self, call: OpenCall) -> None:
         """Keeps what the call touches until `release`."""
         holdings = self._holdings[call.run_id]
-        holdings.pages.hold(call.pages)
+        holdings.pages.hold(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.keep(call.base.pages)
         holdings.embeds.hold(call.embed_reads)
         holdings.embeds.hold(call.embed_writes)
         if isinstance(call.call, ExportPages | ImportPages):
@@ -143,7 +150,9 @@ class ResourceManager:
         if isinstance(call.call, ExportPages | ImportPages):
             for page in call.pages:
                 page.num_exchanging -= 1
-        holdings.pages.drop(call.pages)
+        holdings.pages.drop(call.marked_pages)
+        if call.base is not None:
+            holdings.pages.end_keep(call.base.pages)
         holdings.embeds.drop(call.embed_reads)
         holdings.embeds.drop(call.embed_writes)
 
@@ -309,6 +318,12 @@ class ResourceManager:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
         for resource, bits in writes_of(call, self.shape.block_size):
             resource.written &= ~bits
+        self._holdings[call.run_id].bases.forget()
+
+    def mark_empty(self, call: OpenCall, page: Page) -> None:
+        """Notes that a page of the call may have nothing any more."""
+        page.written = 0
+        self._holdings[call.run_id].bases.forget()
 
     def check_integrity(self, open_calls: Iterable[OpenCall]) -> None:
         """Asserts that counts equal the names and calls there are, and that the pools agree."""
@@ -371,6 +386,9 @@ class ResourceManager:
             for block in cached.blocks:
                 self.blocks.give(block)
             return False
+        if self._has_cache and not call.is_started and feed.num_left > 1:
+            self.num_queried += feed.num_left
+            self.num_found += num_cached * size
         if num_new:
             fresh = table.bind_new(names, "grow_from")
             table.hold(fresh)
@@ -387,7 +405,10 @@ class ResourceManager:
             feed.skip(num_cached * size)
         table.back(needed)
         self._make_writable(holdings, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
-        feed.block_ids.extend(page.id for page in needed if page.id is not None)
+        if isinstance(call.base, Base) and not num_held:
+            feed.block_ids += call.base.block_ids(table)
+            needed = needed[len(call.base) :]
+        feed.block_ids += [page.id for page in needed if page.id is not None]
         return True
 
     def _num_shared(self, pages: Sequence[Page]) -> int:

@@ -44,7 +44,9 @@ class LaunchQueue:
 
     def _release(self, num_allowed: int) -> None:
         """Lets the next ones go. They launch in the loop's next turn, one after another with nothing between."""
-        waiters = [waiter for _ in range(num_allowed) if (waiter := self._next()) is not None]
+        waiters: list[asyncio.Future[None]] = []
+        while len(waiters) < num_allowed and (waiter := self._next()) is not None:
+            waiters.append(waiter)
         if not waiters:
             self._is_serving = False
             return

@@ -93,7 +93,10 @@ class InstancePool:
                 continue
             if work is None:
                 return
-            work()
+            try:
+                work()
+            except Exception:  # noqa: BLE001 (this thread serves all runs: what fails for one must not end it)
+                _log.exception("an instance could not be made or closed")
 
     def _warm_one(self) -> None:
         try:

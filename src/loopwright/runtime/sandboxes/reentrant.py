@@ -24,7 +24,7 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
-from loopwright.runtime.sandboxes.private_files import CHECK_S, PrivateFiles
+from loopwright.runtime.sandboxes.private_files import CHECK_S, FileFolders, PrivateFiles
 from loopwright.runtime.sandboxes.waiting import next_events
 from loopwright.runtime.sandboxes.wasm_engine import (
     BLOCKED,
@@ -54,6 +54,7 @@ class ReentrantSandbox:
 
     def __init__(self, compiled: Path) -> None:
         self._compiled = compiled
+        self._folders = FileFolders()
         self._idle: list[Slot] = []
         self._num_live = 0
         self._codes = CodeCache()
@@ -70,7 +71,7 @@ class ReentrantSandbox:
         form: Form = "program",
     ) -> str:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
-        slot = self._idle.pop() if self._idle else Slot(self._compiled)
+        slot = self._idle.pop() if self._idle else Slot(self._compiled, self._folders)
         self._num_live += 1
         try:
             code, keep = self._codes.find(form, source, filename)
@@ -88,6 +89,7 @@ class ReentrantSandbox:
         """Ends the threads. No run may be live."""
         self._threads.shutdown()
         self._idle.clear()
+        self._folders.close()
 
     @property
     def num_live(self) -> int:
@@ -155,7 +157,8 @@ async def _finish(slot: "Slot", turn: "asyncio.Future[str]") -> None:
 class Slot:
     """An engine with the runner loaded, for one run at a time."""
 
-    def __init__(self, compiled: Path) -> None:
+    def __init__(self, compiled: Path, folders: FileFolders) -> None:
+        self._folders = folders
         self._engine = new_engine()
         self._component = load_compiled(self._engine, compiled)
         self._linker = self._new_linker(has_files=False)
@@ -177,7 +180,7 @@ class Slot:
         self._guest, self._fault, self._keep_code = guest, None, keep
         self._is_interrupted.clear()
         try:
-            self.files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
+            self.files = self._folders.new(limits.max_file_bytes) if limits.max_file_bytes else None
             self._store, self._instance = self._instantiate(files=self.files)
         except WasmtimeError as error:
             raise Overloaded(f"no room for another program: {str(error).splitlines()[0]}") from error

@@ -22,7 +22,7 @@ from loopwright.runtime.sandboxes.code_cache import CodeCache
 from loopwright.runtime.sandboxes.fibers import Fiber, FiberHost, ParkedInstance
 from loopwright.runtime.sandboxes.instance_pool import InstancePool
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
-from loopwright.runtime.sandboxes.private_files import PrivateFiles
+from loopwright.runtime.sandboxes.private_files import FileFolders
 from loopwright.runtime.sandboxes.reentrant import ReentrantSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles
 from loopwright.runtime.sandboxes.waiting import next_events
@@ -65,6 +65,7 @@ class WasmSandbox:
         self._pool = InstancePool(self._host.instantiate, self._warm, max_parked)
         self._codes = CodeCache()
         self._ticker = _Ticker(engine)
+        self._folders = FileFolders()
         self._num_live = 0
 
     async def run(
@@ -94,6 +95,7 @@ class WasmSandbox:
         self._ticker.stop()
         self._pool.close()
         self._host.close()
+        self._folders.close()
 
     @property
     def num_live(self) -> int:
@@ -115,7 +117,7 @@ class WasmSandbox:
         return fiber.drop()
 
     def _take(self, limits: Limits) -> ParkedInstance:
-        files = PrivateFiles(limits.max_file_bytes) if limits.max_file_bytes else None
+        files = self._folders.new(limits.max_file_bytes) if limits.max_file_bytes else None
         try:
             parked = self._pool.take() if files is None else self._host.instantiate(files=files)
         except WasmtimeError as error:
