@@ -8,7 +8,7 @@ import pytest
 import zmq
 from child_process import python_process
 from eventually import eventually
-from fake_control import FakeControl
+from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
 
 from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling, Synchronize
@@ -17,6 +17,8 @@ from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloa
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
+    CallTiming,
+    Completion,
     DebugInfo,
     Distribution,
     Done,
@@ -181,6 +183,39 @@ async def test_a_session_that_fails_hands_out_its_completions_first() -> None:
             await session.receive()
 
 
+async def test_news_of_a_remote_session_are_told_and_so_is_its_end_after_them() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        said: list[object] = []
+
+        def take() -> None:
+            try:
+                said.extend(one.call_id for one in session.take())
+            except InternalError as error:
+                said.append(error.message)
+
+        session.when_news(take)
+        await eventually(lambda: RUN in control.sessions)
+        control.sessions[RUN].complete(CallId(1), Done())
+        await eventually(lambda: said == [CallId(1)])
+        session.deliver(Completion(CallId(2), Done()))
+        session.end(InternalError("the step failed"))
+        await eventually(lambda: len(said) == 3)
+        assert said == [CallId(1), CallId(2), "the step failed"]
+
+
+async def test_a_refusal_that_is_there_when_submit_returns_can_be_taken_at_once() -> None:
+    async with connected(FakeControl()) as client:
+        session = client.open(RUN, ControlLimits())
+        told: list[int] = []
+        session.when_news(lambda: told.append(1))
+        session.submit(CallId(1), AllocatePages(queue=QUEUE, pages=(PageName(2**80),)))
+        assert [one.call_id for one in session.take()] == [CallId(1)]
+        await asyncio.sleep(0)
+        assert told == []
+
+
 async def test_a_call_that_cannot_be_sent_completes_with_an_error() -> None:
     async with connected(FakeControl()) as client:
         session = client.open(RUN, ControlLimits())
@@ -202,6 +237,20 @@ async def test_a_call_that_the_other_side_refuses_completes_with_an_error() -> N
 async def test_stats_cross() -> None:
     async with connected(FakeControl()) as client:
         assert (await client.stats()).num_steps == 11
+
+
+async def test_metrics_and_timings_cross_and_a_run_is_counted_under_its_program() -> None:
+    control = FakeControl(is_holding=True)
+    timing = CallTiming(1.0, None, 2.5, 3.0, prompt_tokens=4, cached_tokens=2, generated_tokens=1)
+    async with connected(control) as client:
+        assert await client.metrics() == MEASURED
+        session = client.open(RUN, ControlLimits(), program="agent")
+        session.submit(CallId(1), SYNC)
+        await client.stats()  # everything sent before has arrived
+        control.sessions[RUN].complete(CallId(1), Done(), timing)
+        (completion,) = await session.receive()
+        assert control.programs == ["agent"]
+        assert completion.timing == timing
 
 
 async def test_a_client_that_closes_has_its_sessions_closed_and_no_other() -> None:

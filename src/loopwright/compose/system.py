@@ -11,21 +11,25 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.compose.config import Config, EngineConfig, RuntimeConfig
 from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
+from loopwright.compose.otel_spans import open_spans
 from loopwright.control.controller import Controller
 from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.exchange import Exchange
+from loopwright.core.instrument import Meter
+from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.run_span import SpanSink
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
@@ -65,6 +69,10 @@ class System:
     @property
     def step_weight_bytes(self) -> int:
         return self.model.step_weight_bytes
+
+    @property
+    def dtype(self) -> WeightDtype:
+        return self.model.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,10 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
             tools = await stack.enter_async_context(open_toolbox(config.tools))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more, tools)
+            spans = stack.enter_context(open_spans(config.telemetry))
+            launcher = make_launcher(
+                control, model.text, sandboxes, config.runtime, exchange, trace, more, tools, spans
+            )
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -152,6 +163,7 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
         clock=SystemClock(),
         config=config,
         grammars=grammars,
+        meter=Meter({"model": model.info.name}),
     )
     async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())
@@ -196,6 +208,7 @@ def make_launcher(
     trace: TraceSink | None = None,
     more: Sequence[ServedModel] = (),
     tools: Toolbox = NO_TOOLS,
+    spans: SpanSink | None = None,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs; `more` are further models."""
     return Launcher(
@@ -210,13 +223,17 @@ def make_launcher(
         trace=trace,
         tools=tools,
         exchange=exchange,
+        spans=spans,
     )
 
 
 @asynccontextmanager
-async def open_bench_system(model: str, *, prefix_cache: bool = False) -> AsyncIterator[System]:
+async def open_bench_system(
+    model: str, *, prefix_cache: bool = False, dtype: WeightDtype = "auto"
+) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
-    config = Config(model=model, control=ControlConfig(prefix_cache=prefix_cache))
+    control = ControlConfig(prefix_cache=prefix_cache)
+    config = Config(model=model, engine=EngineConfig(dtype=dtype), control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

@@ -44,13 +44,14 @@ class Resource(Generic[IdT]):
 
     __slots__ = (
         "content", "id", "lent", "num_exchanging", "num_holds", "num_names", "readers", "rewritten_by", "taints",
-        "writer", "written",
+        "text", "writer", "written",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
+        self.text: tuple[int, int] | None = None  # of an embed: the token and position that embed_text wrote there
         self.num_exchanging = 0  # those of them that export it, or give it an exported block
         self.lent: Lent | None = None  # if its block is, or was, part of an export
         self.written = 0  # bit i: offset i has been written since the block was taken
@@ -125,9 +126,10 @@ class OpenCall:
     """A call that is not over, with what it touches and how far it has come."""
 
     __slots__ = (
-        "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox",
-        "is_in_step", "is_over", "is_started", "num_blockers", "num_clears", "number", "order", "page_reads",
-        "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at", "work",
+        "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "first_s",
+        "grown", "inbox", "is_in_step", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_seen",
+        "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at",
+        "started_s", "token_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +156,10 @@ class OpenCall:
         self.decoding: Decoding | None = None  # if it has a row in every step
         self.is_started = self.is_over = False
         self.is_in_step = False  # in the step that runs, other than by `decoding`
+        self.issued_s = self.started_s = 0.0
+        self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw
+        self.token_s: float | None = None
+        self.num_seen = 0  # tokens
 
     @property
     def is_running(self) -> bool:

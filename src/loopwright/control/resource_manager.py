@@ -15,11 +15,12 @@ from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
+from loopwright.control.moment import Moment
 from loopwright.control.name_table import Kind, NameTable
 from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
-from loopwright.control.prefixes import Cached, Prefixes
+from loopwright.control.prefixes import Cached, Prefixes, note_texts
 from loopwright.control.reads import check_kv
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.sliding import slide
@@ -64,8 +65,11 @@ class PrivateCopy:
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
-    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True) -> None:
+    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True, moment: Moment | None = None) -> None:
         self.shape = shape
+        self.moment = moment or Moment()
+        self.num_queried = self.num_found = 0  # tokens looked for in the prefix cache, and those that it had
+        self._has_cache = prefix_cache
         self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
@@ -77,8 +81,8 @@ class ResourceManager:
     def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
         """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
         assert run_id not in self._holdings, f"run {run_id} is open"
-        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
-        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
+        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages, self.moment)
+        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds, self.moment)
         self._holdings[run_id] = Holdings(pages, embeds, Root(tenant), Bases(pages, self.shape.block_size))
         return self._holdings[run_id]
 
@@ -214,7 +218,7 @@ class ResourceManager:
         feed, table = call.work, self._holdings[call.run_id].pages
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
-            self._take_back_record(call, feed)
+            self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
@@ -297,6 +301,7 @@ class ResourceManager:
         if isinstance(call.work, Feed):
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
             self.record(call)
+        note_texts(call)
         if call.failure is not None:
             return
         if isinstance(call.call, CopyPage | EmbedText | Forward):
@@ -342,19 +347,6 @@ class ResourceManager:
     def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
         self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
 
-    def _take_back_record(self, call: OpenCall, feed: Feed) -> None:
-        """What was noted when the call's pages were dropped does not hold any more: tokens were vetoed. The pages that
-        held them are secured anew, for others may have come to share them."""
-        size = self.shape.block_size
-        (place, offset), end = divmod(feed.kv_len, size), -(-feed.num_recorded // size)
-        pages = call.pages[place:end]
-        self._prefixes.cut(pages, offset, self._holdings[call.run_id].root)
-        for page in pages:
-            page.written &= range_bits(0, offset)
-            offset = 0
-        del feed.block_ids[place:]
-        feed.num_recorded = feed.kv_len
-
     def _may_have_dropped(self, call: OpenCall) -> bool:
         """Whether the call's run has pages without a block: most never do."""
         table = self._holdings[call.run_id].pages
@@ -394,6 +386,9 @@ class ResourceManager:
             for block in cached.blocks:
                 self.blocks.give(block)
             return False
+        if self._has_cache and not call.is_started and feed.num_left > 1:
+            self.num_queried += feed.num_left
+            self.num_found += num_cached * size
         if num_new:
             fresh = table.bind_new(names, "grow_from")
             table.hold(fresh)

@@ -3,6 +3,7 @@
 Held by the runtime, which calls the methods, and by the controller, which keeps the state.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from loopwright.control.inbox import Inbox
@@ -28,10 +29,11 @@ class Issuer(Protocol):
 class InlineSession:
     """One run's door, in the process of the controller. Implements `core.control.Session`."""
 
-    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId) -> None:
+    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId, program: str) -> None:
         self.run_id = run_id
         self.limits = limits
         self.tenant = tenant
+        self.program = program  # under which its use is counted
         self.inbox = Inbox()
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}
@@ -46,6 +48,12 @@ class InlineSession:
 
     async def receive(self) -> list[Completion]:
         return await self.inbox.receive()
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self.inbox.when_news(tell)
+
+    def take(self) -> list[Completion]:
+        return self.inbox.take()
 
     def close(self) -> None:
         self._issuer.close(self)

@@ -3,12 +3,14 @@
 Implemented inline by control, and by a socket client.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from loopwright.core.calls import QueueCall
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -56,6 +58,16 @@ class Session(Protocol):
         """Waits until there is a completion and takes all there are, in order. For one caller at a time."""
         ...
 
+    def when_news(self, tell: Callable[[], None]) -> None:
+        """From now on `tell` is called when there is something to take, instead of ending a `receive`: by the event
+        loop, so that control is done with what it does; and not if all was taken by then."""
+        ...
+
+    def take(self) -> list[Completion]:
+        """All completions that are here now, in order; possibly none. Those of calls that are answered at once are here
+        when `submit` returns. Raises why the session ended, if nobody here closed it and nothing is left to take."""
+        ...
+
     def close(self) -> None:
         """Drops the run's waiting calls, and frees its pages, slots and queues as soon as the running step is over.
         A pending `receive` raises Cancelled. Closing twice is allowed."""
@@ -67,8 +79,11 @@ class Control(Protocol):
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> Session:
-        """Begins a run. What it computes and exports is shared with those of its tenant alone."""
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = "") -> Session:
+        """Begins a run. What it computes and exports is shared with those of its tenant alone, and what it uses is
+        counted under the program's name."""
         ...
 
     async def stats(self) -> ControlStats: ...
+
+    async def metrics(self) -> Measured: ...

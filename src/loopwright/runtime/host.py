@@ -34,7 +34,9 @@ from loopwright.core.results import Segment as SegmentResult
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.malformed import malformed
 from loopwright.runtime.model_doors import ModelDoors
+from loopwright.runtime.observation import Observation
 from loopwright.runtime.segment_text import SegmentText
 from loopwright.runtime.services import Answers
 from loopwright.runtime.shown_tokens import ShownTokens
@@ -67,6 +69,7 @@ class Host:
         events: EventLog,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
+        observation: Observation,
         denial_hint: str = "",
     ) -> None:
         self._doors = doors
@@ -74,9 +77,9 @@ class Host:
         self._events = events
         self._limits = limits
         self._fail = fail
+        self._observation = observation
         self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
-        self._pumps: list[asyncio.Task[None]] = []
         self._open: dict[int, OpenCall] = {}
         self._next_handle = 1
         self._ready: list[bytes] = []  # encoded answers that the program has not taken
@@ -87,8 +90,8 @@ class Host:
 
     async def __aenter__(self) -> "Host":
         await self._tasks.__aenter__()
-        self._pump(self._doors.default)
-        self._doors.when_opened = self._pump
+        self._listen(self._doors.default)
+        self._doors.when_opened = self._listen
         return self
 
     async def __aexit__(
@@ -96,8 +99,6 @@ class Host:
     ) -> None:
         self._is_over = True
         self._wake = None
-        for pump in self._pumps:
-            pump.cancel()
         for call in self._open.values():
             if call.task is not None:
                 call.task.cancel()
@@ -117,6 +118,8 @@ class Host:
         self._next_handle += 1
         if self._is_over:
             return handle
+        if not self._observation.has_begun:
+            self._observation.begins()
         wants_answer = True
         try:
             call = self._decode_call(op)
@@ -142,8 +145,15 @@ class Host:
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
-        if wake is not None and self._ready:
+        if wake is None:
+            self._observation.goes_on()
+            return
+        if not self._observation.has_begun:
+            self._observation.begins()
+        if self._ready:
             wake()
+        else:
+            self._observation.waits()
 
     # Calls
 
@@ -157,7 +167,7 @@ class Host:
         try:
             call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
-            raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
+            raise malformed(op, error) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
         is_release = isinstance(call, calls.Interrupt | calls.Cancel | WatchCall)  # what makes room needs none
@@ -184,7 +194,9 @@ class Host:
             case _:
                 session = self._session_for(call)
                 self._open[handle] = OpenCall(wants_answer=call.answer, session=session)
+                self._observation.opened(handle, call)
                 session.submit(CallId(handle), call)
+                self._take(session)  # what is answered at once suspends nobody
 
     def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
         if isinstance(call, calls.EmitValue):
@@ -200,6 +212,7 @@ class Host:
         text = SegmentText(call.generate, tokenizer.token_bytes)
         shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
         self._open[handle] = OpenCall(None, call, text, shown, session, call.answer)
+        self._observation.opened(handle, call)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         session.submit(CallId(handle), generate)
 
@@ -211,9 +224,10 @@ class Host:
         task = self._tasks.create_task(self._finish_work(handle, call, answer))
         task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
         self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
+        self._observation.opened(handle, call)
 
     def _forget(self, handle: int, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]") -> None:
-        self._open.pop(handle, None)
+        self._close(handle)
         if isinstance(answer, Coroutine):
             answer.close()
 
@@ -235,13 +249,17 @@ class Host:
         else:
             self._answer(handle, call, payload)
         finally:
-            self._open.pop(handle, None)  # before the program hears of it again: it may be at its limit
+            self._close(handle)  # before the program hears of it again: it may be at its limit
+
+    def _close(self, handle: int) -> None:
+        if self._open.pop(handle, None) is not None:
+            self._observation.closed(handle)
 
     def _stop_call(self, handle: int) -> None:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
-            del self._open[handle]  # at once: the program may issue others before the task hears of it
+            self._close(handle)  # at once: the program may issue others before the task hears of it
         elif call is not None and call.session is not None:
             call.session.interrupt(CallId(handle))
 
@@ -255,29 +273,31 @@ class Host:
             return self._doors.text_of_queue(call.generate.queue)
         return self._doors.text("" if isinstance(call, calls.Models) else getattr(call, "model", ""))
 
-    def _pump(self, session: Session) -> None:
-        self._pumps.append(self._tasks.create_task(self._receive(session)))
-
     # Answers
 
-    async def _receive(self, session: Session) -> None:
-        """Turns a session's completions into events until the run is over."""
-        while True:
-            try:
-                completions = await session.receive()
-            except LoopwrightError as error:
-                self._fail(error)
-                return
-            for completion in completions:
+    def _listen(self, session: Session) -> None:
+        session.when_news(lambda: self._take(session))
+
+    def _take(self, session: Session) -> None:
+        """Turns the completions of a session that are here into events."""
+        if self._is_over:
+            return
+        try:
+            for completion in session.take():
                 self._complete(completion)
+        except LoopwrightError as error:  # the session is over, and was not closed by us
+            self._fail(error)
+        except Exception as fault:  # noqa: BLE001 (the boundary of the run: the loop, which calls this, ends nobody)
+            self._fail(InternalError(f"{type(fault).__name__}: {fault}"))
 
     def _complete(self, completion: Completion) -> None:
         handle = int(completion.call_id)
         call = self._open.get(handle)
         if call is None:
             return
+        self._observation.told(handle, completion)
         if completion.is_final:
-            del self._open[handle]
+            self._close(handle)
         if completion.error is not None:
             if completion.error.code == "internal":
                 self._fault = completion.error
@@ -327,6 +347,7 @@ class Host:
             if self._num_unread_bytes > self._limits.max_unread_bytes:
                 self._end_for_unread()
             elif self._wake is not None:
+                self._observation.goes_on()
                 self._wake()
 
     def _end_for_unread(self) -> None:

@@ -5,8 +5,10 @@ The runtime's door: implements core.runs.Runs. Made by compose, used by the serv
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,13 +16,16 @@ from typing import Any
 
 import msgspec
 
+from loopwright.core import metrics
 from loopwright.core.child_calls import Spawn
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
     BadRequest,
     Cancelled,
+    Code,
     DeadlineExceeded,
+    ErrorInfo,
     InternalError,
     LoopwrightError,
     NotFound,
@@ -31,7 +36,10 @@ from loopwright.core.errors import (
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
 from loopwright.core.ids import RunId, TenantId
+from loopwright.core.instrument import Meter
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.origin import Origin, TraceContext, begin_span, passed_on, within
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.budget import Budget
@@ -45,14 +53,20 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
+from loopwright.runtime.observation import Account, Ended, Observation
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.run_span import RunSpan, SpanSink
 from loopwright.runtime.sandbox import Sandbox
+from loopwright.runtime.sandboxes.memory_use import instance_bytes
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 from loopwright.runtime.tracing import RunTrace, TraceSink
 
+log = logging.getLogger(__name__)
+
+UPLOADED = "(uploaded)"  # under what runs of a source are counted: its file's name is anybody's
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 MAX_FINISHED_BYTES = 256 << 20  # of their events: they are what programs wrote
 
@@ -75,15 +89,25 @@ class Run:
     started_s: float  # wall time
     started_now_s: float  # monotonic time
     children: Children
+    observation: Observation
+    origin: Origin
+    span: TraceContext | None  # None: nobody exports spans
     parent: Children | None = None  # those of the run that spawned it
     context: Any = None  # what that one gave it
     ended_now_s: float | None = None
     task: asyncio.Task[None] | None = None
     failure: LoopwrightError | None = field(default=None)
+    ended: Ended | None = None
 
     @property
     def limits(self) -> Limits:
         return self.budget.limits
+
+    def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
+        """Writes the final event, if there is none yet; who reads it finds the run counted."""
+        if self.events.final is None:
+            self.ended = self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
+            self.events.finish(code, result, error)
 
     def fail(self, error: LoopwrightError) -> None:
         """Ends the run with this error, wherever it is; the first one counts."""
@@ -110,6 +134,8 @@ class Launcher:
         holds_deadline: bool = True,
         trace: TraceSink | None = None,
         tools: Toolbox = NO_TOOLS,
+        meter: Meter | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self._models = models
         self._sandboxes = sandboxes
@@ -122,6 +148,9 @@ class Launcher:
         self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
         self._launches = LaunchQueue(clock)
+        self._meter = meter or Meter()
+        self._spans = spans
+        self._source = f"runtime-{secrets.token_hex(8)}"
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -177,6 +206,7 @@ class Launcher:
             seed=seed,
             has_input=False,
             tenant=parent.tenant,
+            origin=within(parent.origin, parent.observation.trace_headers),
         )
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
         child.context = call.context
@@ -211,6 +241,23 @@ class Launcher:
             return stats
         more = {one.text.info.name: await one.control.stats() for one in others}
         return msgspec.structs.replace(stats, others=more)
+
+    async def metrics(self) -> Measured:
+        """Of the runs here, and of the control layers that answer."""
+        is_launched = [run.observation.is_launched for run in self._runs.values() if run.events.final is None]
+        num_waiting = is_launched.count(False)
+        gauges = [
+            (metrics.RUNS_RUNNING, len(is_launched) - num_waiting, ()),
+            (metrics.RUNS_WAITING, num_waiting, ()),
+            *((metrics.SANDBOXES, one.num_live, (name,)) for name, one in self._sandboxes.items()),
+        ]
+        if "wasm" in self._sandboxes and (num_bytes := await asyncio.to_thread(instance_bytes)) is not None:
+            gauges.append((metrics.SANDBOX_BYTES, num_bytes, ()))
+        measured = Measured({self._source: self._meter.series(gauges)})
+        for one in self._models.all():
+            with suppress(LoopwrightError):  # one that died says nothing more
+                measured |= await one.control.metrics()
+        return measured
 
     def check_integrity(self) -> None:
         """Nothing that services keep for runs outlives them, and no budget still holds what is over."""
@@ -255,6 +302,7 @@ class Launcher:
         parent: Children | None = None,
         left_s: float = 0.0,
     ) -> Run:
+        started_now_s = self._clock.now_s()
         drawn = secrets.token_bytes(15)  # asked for once: it costs a tenth of a millisecond on some machines
         run_id = RunId(drawn[:8].hex())
         limits, permissions = program.metadata.limits.capped(self._caps), program.metadata.permissions
@@ -264,6 +312,7 @@ class Launcher:
         limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, limits.tree_memory_mb))
         budget = Budget(limits, None if parent is None else parent.budget)
         events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
+        span = None if self._spans is None else begin_span(spec.origin, self._spans.sample_ratio)
         run = Run(
             run_id=run_id,
             name=name,
@@ -277,10 +326,20 @@ class Launcher:
             events=events,
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
-            started_now_s=self._clock.now_s(),
+            started_now_s=started_now_s,
             children=Children(run_id, budget, permissions, parent),
+            observation=Observation(
+                self._clock,
+                self._meter,
+                Account(spec.tenant, name if spec.source is None else UPLOADED, sandbox.name),
+                started_now_s if (received_s := spec.origin.received_s) is None else min(received_s, started_now_s),
+                sees_waits=sandbox.is_paced,
+            ),
+            origin=spec.origin,
+            span=span,
             parent=parent,
         )
+        run.observation.trace_headers = passed_on(spec.origin) if span is None else span.headers()
         budget.fail = run.fail
         return run
 
@@ -299,9 +358,9 @@ class Launcher:
             result = await self._execute_in_time(run)
         except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 (the boundary of a run: it ends, not the server)
             error = _as_error(problem, run)
-            run.events.finish(error.code, error=error.info())
+            run.finish(error.code, error=error.info())
         else:
-            run.events.finish("ok", result=result)
+            run.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
         deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
@@ -322,23 +381,29 @@ class Launcher:
     async def _execute_in_sandbox(self, run: Run) -> str:
         if run.sandbox.is_paced:
             await self._launches.turn(run.tenant)
+        run.observation.launches()
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent, run.tenant)
-        doors = ModelDoors(self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions)
+        doors = ModelDoors(
+            self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions, run.observation.program
+        )
         trace = None
         if self._trace is not None:  # of what goes to its own model
             trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
             doors.wrap_default(trace.session)
         try:
             async with (
-                self._services.open(facts, run.children.permissions, run.budget, run.mailbox, run.events) as answers,
+                self._services.open(
+                    facts, run.children.permissions, run.budget, run.mailbox, run.events, run.observation
+                ) as answers,
                 Host(
                     doors=doors,
                     answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
                     events=run.events,
                     limits=run.limits,
                     fail=run.fail,
+                    observation=run.observation,
                     denial_hint="" if run.parent is None else DENIED_TO_CHILD,
                 ) as host,
             ):
@@ -360,8 +425,22 @@ class Launcher:
         run.budget.give_memory(run.limits.memory_mb)
         run.ended_now_s = self._clock.now_s()
         error = run.failure or Cancelled("the run was cancelled")
-        run.events.finish(error.code, error=error.info())  # counts only if there is none yet
+        run.finish(error.code, error=error.info())  # counts only if there is none yet
+        self._tell_end(run)
         self._num_finished_bytes += run.events.num_bytes
+
+    def _tell_end(self, run: Run) -> None:
+        ended, final = run.ended, run.events.final
+        assert ended is not None
+        assert final is not None
+        told = {"run": run.run_id, "request": run.origin.request_id, "program": run.name, "code": final.code}
+        seconds = round(ended.end_s - ended.start_s, 6)
+        log.info("the run is over", extra={"told": {**told, "tenant": run.tenant, "seconds": seconds}})
+        if self._spans is not None and run.span is not None:
+            offset_s = run.started_s - run.started_now_s
+            name, is_builtin = run.observation.program, run.name in BUILTIN_PROGRAMS
+            ids = (run.run_id, run.origin.request_id, run.tenant, name, run.model, is_builtin, final.code)
+            self._spans.ended(RunSpan(run.span, *ids, offset_s, ended))
 
     # Books
 

@@ -5,6 +5,7 @@ When the model worker closes or dies, every session ends with an InternalError t
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import count
 from typing import assert_never
 
@@ -22,6 +23,7 @@ from loopwright.core.errors import (
     from_info,
 )
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 from loopwright.transport import control_messages as messages
@@ -41,7 +43,7 @@ class ControlClient:
         self._link = Link.connect(address, self._take, self._lost)
         self._session_ids = count()
         self._sessions: dict[int, RemoteSession] = {}
-        self._requests: OpenRequests[ControlStats] = OpenRequests()
+        self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
 
@@ -72,21 +74,31 @@ class ControlClient:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> "RemoteSession":
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> "RemoteSession":
         """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
-        if not self.is_alive:
-            raise Unavailable(DIED, hint=BACK_SOON)
+        self._check_alive()
         session = RemoteSession(next(self._session_ids), self)
         self._sessions[session.session_id] = session
-        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant))
+        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant, program))
         return session
 
     async def stats(self) -> ControlStats:
-        if not self.is_alive:
-            raise Unavailable(DIED, hint=BACK_SOON)
+        self._check_alive()
         number, answer = self._requests.open()
         self.send(messages.AskStats(number))
-        return await answer
+        found = await answer
+        assert isinstance(found, messages.StatsAnswer)
+        return found.stats
+
+    async def metrics(self) -> Measured:
+        self._check_alive()
+        number, answer = self._requests.open()
+        self.send(messages.AskMetrics(number))
+        found = await answer
+        assert isinstance(found, messages.MetricsAnswer)
+        return found.measured
 
     def peer_died(self) -> None:
         """For whoever watches the model worker's process; the socket notices by itself as well."""
@@ -111,6 +123,10 @@ class ControlClient:
         if self._sessions.pop(session.session_id, None) is not None:
             self.send(messages.CloseSession(session.session_id))
 
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise Unavailable(DIED, hint=BACK_SOON)
+
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
             message = messages.decode_from_control(payload)
@@ -124,8 +140,8 @@ class ControlClient:
             case messages.SessionEnded(session_id, info):
                 if (session := self._sessions.pop(session_id, None)) is not None:
                     session.end(from_info(info))
-            case messages.StatsAnswer(number, stats):
-                self._requests.answer(number, stats)
+            case messages.StatsAnswer() | messages.MetricsAnswer():
+                self._requests.answer(message.request, message)
             case messages.RequestFailed(number, info):
                 self._requests.fail(number, from_info(info))
             case messages.Welcome(models):
@@ -157,6 +173,8 @@ class RemoteSession:
         self._client = client
         self._completions: list[Completion] = []
         self._has_news = asyncio.Event()
+        self._tell: Callable[[], None] | None = None
+        self._telling: asyncio.Handle | None = None  # in the event loop's next turn
         self._end: LoopwrightError | None = None
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
@@ -181,13 +199,23 @@ class RemoteSession:
     async def receive(self) -> list[Completion]:
         """Completions that had come before the end of the session are handed out first; then it raises why it ended."""
         await self._has_news.wait()
-        if self._completions:
-            taken, self._completions = self._completions, []
-            if self._end is None:
-                self._has_news.clear()
-            return taken
-        assert self._end is not None
-        raise self._end
+        return self.take()
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def take(self) -> list[Completion]:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if not self._completions and self._end is not None:
+            raise self._end
+        taken, self._completions = self._completions, []
+        if self._end is None:
+            self._has_news.clear()
+        else:
+            self._tell_once()  # that it is over
+        return taken
 
     def close(self) -> None:
         if self._end is None:
@@ -198,10 +226,15 @@ class RemoteSession:
     def deliver(self, completion: Completion) -> None:
         """For ControlClient."""
         self._completions.append(completion)
-        self._has_news.set()
+        self._tell_once()
 
     def end(self, error: LoopwrightError) -> None:
         """For ControlClient."""
         if self._end is None:
             self._end = error
-            self._has_news.set()
+            self._tell_once()
+
+    def _tell_once(self) -> None:
+        self._has_news.set()
+        if self._tell is not None and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell)
