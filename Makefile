@@ -70,7 +70,7 @@ reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, 
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/programs/gallery.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | serving | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | serving | techniques | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

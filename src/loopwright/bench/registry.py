@@ -12,6 +12,7 @@ SUITE_MODULES = {
     "batching": "loopwright.bench.batching",
     "overhead": "loopwright.bench.overhead",
     "serving": "loopwright.bench.serving",
+    "techniques": "loopwright.bench.techniques.suite",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

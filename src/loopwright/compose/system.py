@@ -214,9 +214,9 @@ def make_launcher(
 
 
 @asynccontextmanager
-async def open_bench_system(model: str) -> AsyncIterator[System]:
-    """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is off: rounds
-    repeat their prompts, and the second one would measure nothing."""
-    config = Config(model=model, control=ControlConfig(prefix_cache=False))
+async def open_bench_system(model: str, *, prefix_cache: bool = False) -> AsyncIterator[System]:
+    """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
+    rounds repeat their prompts, and the second one would measure nothing."""
+    config = Config(model=model, control=ControlConfig(prefix_cache=prefix_cache))
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system
