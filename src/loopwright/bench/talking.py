@@ -11,6 +11,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import InternalError
 from loopwright.core.events import Event, Finished, Started, Text
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 
@@ -63,6 +64,9 @@ class TalkingRuns:
 
     async def runs(self) -> tuple[RunInfo, ...]:
         return ()
+
+    async def metrics(self) -> Measured:
+        return NOTHING_MEASURED
 
     async def stats(self) -> ControlStats:
         return ControlStats()

@@ -108,6 +108,11 @@ class Feed:
         return self.num_inputs - self._num_run
 
     @property
+    def num_prompt(self) -> int:
+        """Inputs that somebody gave it to run together; a single one goes on with what was sampled."""
+        return self.num_inputs if self.num_inputs > 1 else 0
+
+    @property
     def is_paused(self) -> bool:
         """Whether it must not run now, though nothing that it waits for is control's."""
         return False

@@ -100,7 +100,9 @@ class Intake:
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
         place = rank(self._num_issued, queue.priority)
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
+        one = OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
+        one.issued_s = self._resources.moment.now_s
+        return one
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> OpenCall | None:
         session.open_calls[call.call_id] = call

@@ -14,6 +14,7 @@ from loopwright.server import errors
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
 from loopwright.server.program_routes import ProgramRoutes
@@ -40,6 +41,7 @@ def create_app(
     routes: list[BaseRoute] = [
         Route("/health", texts.health, methods=["GET"]),
         Route("/ready", texts.ready, methods=["GET"]),
+        Route("/metrics", MetricsRoute(runs).metrics, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),

@@ -34,6 +34,7 @@ class Taken:
     answer: type[msgspec.Struct] | Json = field(default_factory=lambda: ANY_OBJECT)
     status: int = 200
     streams: bool = False  # may answer with server-sent events
+    media: str = "application/json"
 
 
 def takes(
@@ -43,11 +44,12 @@ def takes(
     answer: type[msgspec.Struct] | Json = ANY_OBJECT,
     status: int = 200,
     streams: bool = False,
+    media: str = "application/json",
 ) -> Callable[[HandlerT], HandlerT]:
     """Marks a handler with what it takes and answers."""
 
     def mark(handler: HandlerT) -> HandlerT:
-        handler.taken = Taken(body, query or {}, answer, status, streams)  # type: ignore[attr-defined]
+        handler.taken = Taken(body, query or {}, answer, status, streams, media)  # type: ignore[attr-defined]
         return handler
 
     return mark
@@ -84,7 +86,7 @@ def openapi_document(routes: Iterable[BaseRoute]) -> Json:
 
 def _operation(method: str, route: Route, taken: Taken, by_type: Mapping[type, Json]) -> Json:
     answer = by_type[taken.answer] if isinstance(taken.answer, type) else taken.answer
-    content: Json = {"application/json": {"schema": answer}}
+    content: Json = {taken.media: {"schema": answer}}
     if taken.streams:
         content["text/event-stream"] = {}
     error = {"description": "What is wrong.", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
