@@ -26,6 +26,7 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import SystemClock
 from loopwright.core.events import Event, Finished, Text
 from loopwright.core.executor import EngineShape, Executor
+from loopwright.core.instrument import Meter
 from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.runs import RunSpec
 from loopwright.core.traits import supported
@@ -178,7 +179,13 @@ async def system_over(
     runtime = runtime or RuntimeConfig(allows_native=True)
     grammars = GrammarPool(text.tokenizer, text.info.vocab_size)
     controller = Controller(
-        executor, text.tokenizer.token_bytes, text.info, SystemClock(), control or ControlConfig(), grammars
+        executor,
+        text.tokenizer.token_bytes,
+        text.info,
+        SystemClock(),
+        control or ControlConfig(),
+        grammars,
+        Meter({"model": text.info.name}),
     )
     async with AsyncExitStack() as stack:
         stack.callback(grammars.close)

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from loopwright.bench.rows import Row
 from loopwright.control.policies import PolicyName
 from loopwright.core.control import Control
+from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
 
 
@@ -42,9 +43,20 @@ class System(Protocol):
         """Bytes of weights that one decode step reads: a tied embedding counts once, an untied input embedding not."""
         ...
 
+    @property
+    def dtype(self) -> WeightDtype:
+        """How the engine keeps weights, so that a peer can keep them alike."""
+        ...
 
-OpenSystem: TypeAlias = Callable[[str], AbstractAsyncContextManager[System]]
-"""Starts a system that serves the named model, and closes it."""
+
+class OpenSystem(Protocol):
+    """Starts a system that serves the named model, and closes it."""
+
+    def __call__(self, model: str, *, prefix_cache: bool = False) -> AbstractAsyncContextManager[System]: ...
+
+
+Scale: TypeAlias = Literal["small", "paper"]
+SCALES: tuple[Scale, ...] = ("small", "paper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class Options:
     model: str = "default"
     num_rounds: int = 5  # values are medians over these
     num_live: tuple[int, ...] = ()  # for the launch suite: measure so many live programs, and nothing else
+    scale: Scale | None = None  # for the techniques suite, as the next one; None is small
+    techniques: tuple[str, ...] = ()  # none is all
 
 
 DEFAULT_OPTIONS = Options()

@@ -16,6 +16,11 @@ from loopwright.engine.loaded_model import ModelConfig, Rope
 BLOCK_SIZE = 16  # tokens a block
 
 
+def kv_bytes_per_token(config: ModelConfig) -> int:
+    """Of keys and values of all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.float32.itemsize
+
+
 class KvCache:
     """Keys and values of every layer. A place is block_id · BLOCK_SIZE + offset.
 

@@ -17,7 +17,7 @@ from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
-from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
+from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
 from loopwright.engine.native.build import Kernels
@@ -70,6 +70,7 @@ class ModelRunner:
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             num_slots=num_slots,
+            block_bytes=BLOCK_SIZE * kv_bytes_per_token(model.config),
         )
         self._ropes = model.ropes
         self._slots = EmbedStore(model.config, num_slots)

@@ -35,6 +35,7 @@ from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.model_doors import ModelDoors
+from loopwright.runtime.observation import Observation
 from loopwright.runtime.segment_text import SegmentText
 from loopwright.runtime.services import Answers
 from loopwright.runtime.shown_tokens import ShownTokens
@@ -67,6 +68,7 @@ class Host:
         events: EventLog,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
+        observation: Observation,
         denial_hint: str = "",
     ) -> None:
         self._doors = doors
@@ -74,6 +76,7 @@ class Host:
         self._events = events
         self._limits = limits
         self._fail = fail
+        self._observation = observation
         self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
         self._open: dict[int, OpenCall] = {}
@@ -114,6 +117,8 @@ class Host:
         self._next_handle += 1
         if self._is_over:
             return handle
+        if not self._observation.has_begun:
+            self._observation.begins()
         wants_answer = True
         try:
             call = self._decode_call(op)
@@ -139,8 +144,15 @@ class Host:
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
-        if wake is not None and self._ready:
+        if wake is None:
+            self._observation.goes_on()
+            return
+        if not self._observation.has_begun:
+            self._observation.begins()
+        if self._ready:
             wake()
+        else:
+            self._observation.waits()
 
     # Calls
 
@@ -181,6 +193,7 @@ class Host:
             case _:
                 session = self._session_for(call)
                 self._open[handle] = OpenCall(wants_answer=call.answer, session=session)
+                self._observation.opened(handle, call)
                 session.submit(CallId(handle), call)
                 self._take(session)  # what is answered at once suspends nobody
 
@@ -198,6 +211,7 @@ class Host:
         text = SegmentText(call.generate, tokenizer.token_bytes)
         shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
         self._open[handle] = OpenCall(None, call, text, shown, session, call.answer)
+        self._observation.opened(handle, call)
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         session.submit(CallId(handle), generate)
 
@@ -209,9 +223,10 @@ class Host:
         task = self._tasks.create_task(self._finish_work(handle, call, answer))
         task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
         self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
+        self._observation.opened(handle, call)
 
     def _forget(self, handle: int, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]") -> None:
-        self._open.pop(handle, None)
+        self._close(handle)
         if isinstance(answer, Coroutine):
             answer.close()
 
@@ -233,13 +248,17 @@ class Host:
         else:
             self._answer(handle, call, payload)
         finally:
-            self._open.pop(handle, None)  # before the program hears of it again: it may be at its limit
+            self._close(handle)  # before the program hears of it again: it may be at its limit
+
+    def _close(self, handle: int) -> None:
+        if self._open.pop(handle, None) is not None:
+            self._observation.closed(handle)
 
     def _stop_call(self, handle: int) -> None:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
-            del self._open[handle]  # at once: the program may issue others before the task hears of it
+            self._close(handle)  # at once: the program may issue others before the task hears of it
         elif call is not None and call.session is not None:
             call.session.interrupt(CallId(handle))
 
@@ -275,8 +294,9 @@ class Host:
         call = self._open.get(handle)
         if call is None:
             return
+        self._observation.told(handle, completion)
         if completion.is_final:
-            del self._open[handle]
+            self._close(handle)
         if completion.error is not None:
             if completion.error.code == "internal":
                 self._fault = completion.error
@@ -326,6 +346,7 @@ class Host:
             if self._num_unread_bytes > self._limits.max_unread_bytes:
                 self._end_for_unread()
             elif self._wake is not None:
+                self._observation.goes_on()
                 self._wake()
 
     def _end_for_unread(self) -> None:
