@@ -40,7 +40,7 @@ TINY = {
     "ebnf": {"max_tokens": 6},
     "speculative": {"max_tokens": 6},
     "beam": {"beams": 2, "max_tokens": 3},
-    "attention_sink": {"stride": 8, "max_tokens": 16},
+    "attention_sink": {"max_tokens": 16},
     "react": {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3},
     "code_act": {"system": "Code.", "max_tokens": 3},
     "swarm": {"roles": ["Begin.", "End."], "max_tokens": 3},
