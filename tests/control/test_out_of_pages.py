@@ -5,6 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from loopwright.control.block_pool import BlockPool
+from loopwright.control.dropping import Dropping
+from loopwright.control.ordering import Page, Resource
+from loopwright.control.page_content import PageContent, Prefix
 from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import (
@@ -23,7 +27,7 @@ from loopwright.core.calls import (
     SharePages,
     ShiftKv,
 )
-from loopwright.core.ids import CallId, EmbedName, PageName
+from loopwright.core.ids import BlockId, CallId, EmbedName, PageName
 
 from .fake_executor import choose, shifted
 from .reference import NaiveContext
@@ -404,3 +408,10 @@ def test_random_programs_in_a_pool_that_holds_one_of_them_at_a_time_equal_their_
     for run, _ in contexts:
         run.session.close()
     rig.assert_all_free()
+
+
+def test_a_page_that_lost_all_that_was_known_and_written_of_it_is_dropped_once() -> None:
+    blocks = BlockPool([BlockId(0)])
+    page: Page = Resource()
+    page.id, page.content = blocks.take(), PageContent(Prefix(""))
+    assert Dropping(blocks, block_size=4).droppable([page]) == [page]

@@ -219,6 +219,7 @@ class ResourceManager:
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
             self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
+            self._holdings[call.run_id].bases.forget()
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
