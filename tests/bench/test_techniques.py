@@ -65,7 +65,7 @@ def test_program_and_client_have_the_same_parameters_which_the_case_fills(scale)
     assert set(make_cases(scale)) == set(CLIENTS) == {path.stem for path in PROGRAMS.glob("*.py")} == set(TINY)
 
 
-OTHERWISE_SPENT = {"prefix_tree", "tree_of_thought", "speculative", "beam", "attention_sink"}
+OTHERWISE_SPENT = {"prefix_tree", "speculative", "beam", "attention_sink"}
 """Where a row of one token is not one token written: forks run their last token again, guesses are rows of several, a
 client's beams are prompts, and a prompt under a window runs in portions."""
 
