@@ -40,6 +40,11 @@ PASSED: dict[str, tuple[Any, str, str]] = {
     "max_open_calls": (4, "await many('forward_text')", "4 calls are open; the limit is 4"),
     "max_output_bytes": (1000, "print('x' * 2000)", "output has 2000 bytes; its limit is 1000"),
     "max_message_bytes": (1000, "await call('tokenize', text='x' * 2000)", r"has 2\d{3} characters; the limit is 1000"),
+    "max_open_bytes": (
+        100_000,
+        "await asyncio.gather(*(call('tokenize', text='x' * 60_000) for _ in range(2)))",
+        r"a call has 60\d{3} characters, and those that are open hold 60\d{3}; the limit is 100000 together",
+    ),
     "max_state_bytes": (1000, "await call('store_set', key='a', value='x' * 2000)", r"hold 2\d{3} bytes; .* is 1000$"),
     "max_file_bytes": (
         10_000,
