@@ -2,7 +2,7 @@
 #
 # PYTHON   the interpreter that .venv is made from:    make setup PYTHON=python3.12
 # SUITE    what `make bench` measures:                 make bench SUITE=decode
-# MINUTES  how long `make soak` starts programs:       make soak MINUTES=2 ARGS="--seed 7"
+# MINUTES  how long `make soak` starts programs, and `make load` streams: make soak MINUTES=2 ARGS="--seed 7"
 # ARGS     more arguments for pytest or the benchmark: make test ARGS="tests/control -x"
 
 PYTHON ?= python3.11
@@ -21,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test fuzz check parity soak examples docs reference bench size changelog clean
+.PHONY: help setup demo test fuzz check parity quality soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -47,8 +47,14 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
 	$(BIN)/python tests/engine/parity.py
 
+quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
+	$(BIN)/python tests/engine/quality.py
+
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)
+
+load: $(DEV)     ## 200 streams for MINUTES over a scripted engine, clients that go included: nothing leaks; what the server adds
+	@$(BIN)/python tests/system/load.py --minutes $(MINUTES) $(ARGS)
 
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs
@@ -57,13 +63,15 @@ docs: $(DEV)     ## check that documents name only what exists; show the next ch
 	$(BIN)/pytest tests/project
 	$(BIN)/towncrier build --draft --version next
 
-reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, programs
+reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, metadata, configuration, metrics, programs
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
+	$(BIN)/python tests/project/openai_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
+	$(BIN)/python tests/project/metrics_reference.py
 	$(BIN)/python tests/programs/gallery.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | decode | batching | overhead | serving | techniques | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

@@ -1,13 +1,15 @@
 """Beam search: keeps the most probable continuations, forks those that go on, and shares the pages of what they share.
 
 A hypothesis is worth the sum of its log-probabilities by the `length_penalty`-th power of how many tokens it generated;
-the prompt does not count. (As `num_beams` of transformers.)
+the prompt does not count. With `pattern`, a regular expression, every beam is held to it by itself, and what it leaves
+out loses no probability to what it lets through. (As `num_beams` and `prefix_allowed_tokens_fn` of transformers.)
 """
 
 import asyncio
+import math
 from dataclasses import dataclass
 
-from loopwright import Context, detokenize, emit, model
+from loopwright import Context, Grammar, detokenize, emit, model, regex
 
 
 @dataclass
@@ -18,14 +20,19 @@ class Beam:
 
 
 async def main(
-    text: str = "The best thing about the sea is", beams: int = 4, max_tokens: int = 24, length_penalty: float = 1.0
+    text: str = "The best thing about the sea is",
+    beams: int = 4,
+    max_tokens: int = 24,
+    length_penalty: float = 1.0,
+    pattern: str = "",
 ) -> str:
     root = Context()
-    root.append(text)
+    _, start = await root.place(text)
+    grammar = regex(pattern) if pattern else None
     ends = set((await model()).eos_ids)
     live, ended = [Beam(root)], []
     for length in range(1, max_tokens + 1):
-        options = await candidates(live, 2 * beams)
+        options = await candidates(live, 2 * beams, grammar, start)
         ended += [
             (worth(logprob, length, length_penalty), (*beam.tokens, token))
             for logprob, token, beam in options[:beams]
@@ -33,7 +40,7 @@ async def main(
         ]
         ended = sorted(ended, key=lambda one: -one[0])[:beams]
         live = await grown([one for one in options if one[1] not in ends][:beams])
-        if len(ended) == beams and worth(live[0].logprob, length, length_penalty) <= ended[-1][0]:
+        if not live or (len(ended) == beams and worth(live[0].logprob, length, length_penalty) <= ended[-1][0]):
             break
     else:
         ended += [(worth(beam.logprob, max_tokens, length_penalty), beam.tokens) for beam in live]
@@ -46,10 +53,13 @@ def worth(logprob: float, num_tokens: int, length_penalty: float) -> float:
     return logprob / num_tokens**length_penalty
 
 
-async def candidates(live: list[Beam], num: int) -> list[tuple[float, int, Beam]]:
+async def candidates(live: list[Beam], num: int, grammar: Grammar | None, start: int) -> list[tuple[float, int, Beam]]:
     """The most probable next tokens of all beams together. Their rows are one batch."""
-    found = await asyncio.gather(*(beam.ctx.next_dist(num) for beam in live))
-    options = [(beam.logprob + one, token, beam) for beam, dist in zip(live, found, strict=True) for token, one in dist]
+    found = await asyncio.gather(*(beam.ctx.next_dist(num, grammar=grammar, since=start) for beam in live))
+    options: list[tuple[float, int, Beam]] = []
+    for beam, dist in zip(live, found, strict=True):
+        base = beam.logprob + math.log(dist.allowed_mass or 1.0)
+        options += [(base + one, token, beam) for token, one in dist]
     return sorted(options, key=lambda option: -option[0])[:num]
 
 

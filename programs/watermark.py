@@ -37,9 +37,10 @@ def marked(scores: tensor.Tensor, state: dict[str, tensor.Tensor]) -> tuple[tens
 
 
 def z_score(tokens: Sequence[int]) -> float:
-    """How many standard deviations more tokens are green than in a text without the mark."""
-    num_green = sum(is_green(float(token), float(last)) for last, token in pairwise(tokens))
-    num = len(tokens) - 1
+    """How many standard deviations more tokens are green than in a text without the mark. What a text repeats counts
+    once: the same pair is green or not each time, which says nothing new."""
+    pairs = set(pairwise(tokens))
+    num_green, num = sum(is_green(float(token), float(last)) for last, token in pairs), len(pairs)
     return (num_green - SHARE * num) / math.sqrt(num * SHARE * (1 - SHARE))
 
 

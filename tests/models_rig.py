@@ -30,8 +30,9 @@ class Served:
     def __init__(self, launcher: Launcher, controls: dict[str, Controller]) -> None:
         self.launcher, self.controls = launcher, controls
 
-    async def run(self, source: str, *, model: str = "", seed: int = 0, **arguments: Any) -> Outcome:
-        spec = RunSpec(source=source, sandbox="native", model=model, seed=seed, arguments=arguments)
+    async def run(self, source: str, *, model: str = "", **arguments: Any) -> Outcome:
+        """Runs a program natively; all other arguments are those of its `main`, a seed too."""
+        spec = RunSpec(source=source, sandbox="native", model=model, seed=0, arguments=arguments)
         return await RunningRun(self.launcher, await self.launcher.start(spec)).outcome()
 
     async def num_steps(self) -> dict[str, int]:

@@ -26,7 +26,8 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import SystemClock
 from loopwright.core.events import Event, Finished, Text
 from loopwright.core.executor import EngineShape, Executor
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.instrument import Meter
+from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.runs import RunSpec
 from loopwright.core.traits import supported
 from loopwright.engine.byte_model import byte_model
@@ -178,7 +179,13 @@ async def system_over(
     runtime = runtime or RuntimeConfig(allows_native=True)
     grammars = GrammarPool(text.tokenizer, text.info.vocab_size)
     controller = Controller(
-        executor, text.tokenizer.token_bytes, text.info, SystemClock(), control or ControlConfig(), grammars
+        executor,
+        text.tokenizer.token_bytes,
+        text.info,
+        SystemClock(),
+        control or ControlConfig(),
+        grammars,
+        Meter({"model": text.info.name}),
     )
     async with AsyncExitStack() as stack:
         stack.callback(grammars.close)
@@ -239,9 +246,12 @@ def byte_text(executor: Executor) -> ModelText:
 
 
 @asynccontextmanager
-async def byte_system(*, num_blocks: int = 256, seed: int = 0, **options: Any) -> AsyncIterator[System]:
+async def byte_system(
+    *, num_blocks: int = 256, seed: int = 0, dtype: WeightDtype = "float32", **options: Any
+) -> AsyncIterator[System]:
     """A system over the byte model in the real engine, watched."""
-    executor = WatchedExecutor(TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1))
+    engine = TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1, dtype=dtype)
+    executor = WatchedExecutor(engine)
     try:
         async with system_over(executor, byte_text(executor), **options) as system:
             yield system

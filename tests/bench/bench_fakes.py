@@ -11,6 +11,7 @@ from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Emit, Event, Finished, Started
 from loopwright.core.ids import CallId, RunId
+from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion, Done, Progress, Segment
 from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
@@ -86,6 +87,9 @@ class FakeRuns:
     async def stats(self) -> ControlStats:
         return ControlStats()
 
+    async def metrics(self) -> Measured:
+        return NOTHING_MEASURED
+
 
 class FakeControl:
     """Control whose step costs `step_s`, whatever the batch: the clock moves when a session is first to ask for it."""
@@ -100,13 +104,16 @@ class FakeControl:
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
 
-    def open(self, run_id: RunId, limits: ControlLimits) -> "FakeSession":
+    def open(self, run_id: RunId, limits: ControlLimits, program: str = "") -> "FakeSession":
         session = FakeSession(self)
         self.sessions.append(session)
         return session
 
     async def stats(self) -> ControlStats:
         return ControlStats()
+
+    async def metrics(self) -> Measured:
+        return NOTHING_MEASURED
 
     @property
     def num_open(self) -> int:

@@ -53,7 +53,7 @@ async def test_an_unknown_suite_is_refused_with_the_names_of_all():
     assert isinstance(error, NotFound)
     assert (error.message, error.hint) == (
         "no suite 'lunch'",
-        "the suites are launch, calls, decode, batching, overhead, size and all",
+        "the suites are launch, calls, decode, batching, overhead, serving, techniques, size and all",
     )
 
 
@@ -80,6 +80,14 @@ async def test_a_peer_that_is_not_installed_is_refused_with_the_extra_that_insta
 async def test_no_rounds_at_all_are_refused():
     error = await refused(BenchRequest(suite="launch", options=Options(num_rounds=0)))
     assert "0 rounds" in error.message
+
+
+async def test_a_scale_and_techniques_are_for_the_techniques_suite():
+    for options in (Options(scale="small"), Options(techniques=("beam",))):
+        error = await refused(BenchRequest(suite="launch", options=options))
+        assert "--scale and --technique are for techniques" in error.hint
+    request = parse("techniques", "--scale", "paper", "--technique", "beam", "--technique", "react")
+    assert request.options == Options(scale="paper", techniques=("beam", "react"))
 
 
 async def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path):

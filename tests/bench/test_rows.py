@@ -43,6 +43,10 @@ def test_the_ratio_is_our_value_over_the_peers():
     assert (row.peer, row.peer_value, row.ratio) == ("pie-server", 4.0, 0.75)
 
 
+def test_where_both_took_turns_the_ratio_is_that_of_the_rounds():
+    assert ROW.against("client", 4.0, 0.9).ratio == 0.9
+
+
 def test_a_peer_that_measured_zero_gives_no_ratio():
     assert ROW.against("pie-server", 0.0).ratio is None
 

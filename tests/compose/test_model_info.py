@@ -17,7 +17,7 @@ def test_a_model_has_the_traits_of_its_engine_and_its_tokenizer_and_a_version_of
     async def scenario() -> None:
         async with open_model(files, EngineConfig(num_blocks=16, num_slots=16)) as parts:
             assert set(parts.info.traits) == {*ModelRunner.traits, "tokenize"}
-            assert parts.info.version == f"{parts.info.quantization}-{files.sha256[:12]}"
+            assert parts.info.version == f"{parts.info.quantization}-{parts.executor.dtype}-{files.sha256[:12]}"
             assert len(parts.info.version) > 12
 
     in_loop(scenario)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from command_rig import Server, eventually, run_command, serving, write_byte_gguf
 
@@ -81,6 +83,8 @@ def test_a_dead_runtime_worker_ends_its_own_runs_and_no_others(server: Server):
     async def scenario() -> None:
         async with client_of(server) as client, asyncio.TaskGroup() as tasks:
             runs = [await Reader.start(client, tasks, WAITER) for _ in range(6)]
+            counted = await metrics_of(client)
+            assert (counted["launches_total"], counted["num_requests_running"]) == (6, 6), "of both workers"
             os.kill(server.workers()["runtime-0"], signal.SIGKILL)
             ended = await first_ended(runs, 3)  # of six, on two workers
             assert len(ended) == 3
@@ -107,11 +111,23 @@ def test_a_dead_runtime_worker_ends_its_own_runs_and_no_others(server: Server):
             answer = await client.post("/v1/programs/hello/runs", json={"stream": False})
             assert answer.json()["result"] == "hello"
             assert (await client.get("/health")).status_code == 200
+            counted = await metrics_of(client)
+            assert (counted["launches_total"], counted["num_requests_running"]) == (6 + 5, 0), "the dead one's stay"
+            assert counted["num_kv_blocks"] == 2048, "what workers share counts once"
 
     asyncio.run(scenario())
     assert "the runtime-0 process ended with status -9: its runs are over, and another is started" in server.running.err
     assert "Traceback" not in server.running.err
     assert server.command("ps", "--all").status == 0
+
+
+async def metrics_of(client: httpx.AsyncClient) -> Counter[str]:
+    """Each metric's value, over all labels."""
+    values: Counter[str] = Counter()
+    for family in text_string_to_metric_families((await client.get("/metrics")).raise_for_status().text):
+        for one in family.samples:
+            values[one.name.removeprefix("loopwright:")] += one.value  # type: ignore[assignment]
+    return values
 
 
 def test_dead_runtime_workers_are_started_again_with_what_was_deployed(server: Server):

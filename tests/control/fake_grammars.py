@@ -39,6 +39,13 @@ class PlacesState:
             raise LimitExceeded("the grammar is too much work here", field="grammar")
         self.taken.append(token_id)
 
+    def take(self, token_ids: Sequence[int]) -> int:
+        for place, token_id in enumerate(token_ids):
+            if self.is_over or token_id not in self._places.choices[len(self.taken)]:
+                return place
+            self.taken.append(token_id)
+        return len(token_ids)
+
     def forced(self) -> Sequence[int]:
         tokens: list[int] = []
         for place in range(len(self.taken), len(self._places.choices) - 1):

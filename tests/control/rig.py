@@ -11,6 +11,7 @@ from loopwright.core.control import ControlLimits
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
+from loopwright.core.instrument import Meter
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, Completion, Forwarded, Progress, Segment
 from loopwright.core.traits import Trait
@@ -46,16 +47,19 @@ class Rig:
         config: ControlConfig | None = None,
         grammars: GrammarCompiler | None = None,
         traits: tuple[Trait, ...] = SERVED_TRAITS,
+        meter: Meter | None = None,
     ) -> None:
         self.executor = FakeExecutor(num_blocks=num_blocks, num_slots=num_slots, max_context=max_context)
         self.clock = FakeClock()
         info = model_info(self.executor, traits)
-        self.controller = Controller(self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars)
+        self.controller = Controller(
+            self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars, meter
+        )
 
     def open(
         self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,), tenant: str = ""
     ) -> "RigRun":
-        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits(), TenantId(tenant)))
+        run = RigRun(self.controller.open(RunId(name), limits or ControlLimits(), TenantId(tenant), program=name))
         for queue in queues:
             assert run.now(CreateQueue(queue=QueueName(queue))).error is None
         return run

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loopwright.core.calls import Visibility
     from loopwright.core.results import Distribution
     from loopwright.engine.loaded_model import LoadedModel
+    from loopwright.engine.model_runner import NativeSettings
 
 
 # <|im_start|>system … <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n
@@ -37,9 +38,16 @@ ANSWER = [504, 3575, 282, 4649, 314, 7042, 30, 2]  # The capital of France is Pa
 class Rig:
     """Hands out blocks in shuffled order, so that no test passes because pages happen to lie in a row."""
 
-    def __init__(self, model: LoadedModel, num_blocks: int = 128, num_slots: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_blocks: int = 128,
+        num_slots: int = 64,
+        seed: int = 0,
+        native: NativeSettings | None = None,
+    ) -> None:
         self.vocab_size = model.config.vocab_size
-        self.runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots)
+        self.runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, native=native)
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
 

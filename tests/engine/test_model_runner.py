@@ -84,7 +84,8 @@ def test_distributions_come_in_the_order_asked_whatever_their_index(model: Loade
 def test_more_logits_than_fit_at_once_are_answered_in_order(model: LoadedModel) -> None:
     rig, tokens = Rig(model), some_tokens(150)
     expected = log_softmax(Oracle(model).logits(tokens))
-    np.testing.assert_allclose(rig.logprobs(tokens), expected, atol=1e-5)
+    # Of 39,000 values some lie ten units of float32 apart, on some processors: at -13 that is more than 1e-5.
+    np.testing.assert_allclose(rig.logprobs(tokens), expected, atol=1e-5, rtol=1e-6)
 
 
 def test_copies_move_ranges_of_tokens_of_every_layer(model: LoadedModel) -> None:

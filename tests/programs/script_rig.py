@@ -6,8 +6,9 @@ from typing import Any
 
 from loopwright.core.control import ControlStats
 from loopwright.core.events import Emit
+from loopwright.core.runs import RunSpec
 from loopwright.engine.scripted import NextToken, ScriptedExecutor
-from system_rig import Outcome, System, byte_text, program_source, system_over
+from system_rig import Outcome, RunningRun, System, byte_text, program_source, system_over
 
 END_OF_TURN = 259
 ANSWERS_AT = "assistant\n"
@@ -49,8 +50,14 @@ async def engine_system(next_token: NextToken) -> AsyncIterator[System]:
 
 async def run(system: System, name: str, **arguments: Any) -> tuple[Outcome, ControlStats]:
     """What came of it, and what it cost; the system is new."""
-    outcome = await system.run(program_source(name), **arguments)
+    outcome = await outcome_of(system, name, **arguments)
     return outcome, await system.controller.stats()
+
+
+async def outcome_of(system: System, name: str, **arguments: Any) -> Outcome:
+    """What came of it. All that is given goes to `main`, a seed too."""
+    spec = RunSpec(source=program_source(name), arguments=arguments, sandbox="native")
+    return await RunningRun(system.launcher, await system.launcher.start(spec)).outcome()
 
 
 def emitted(outcome: Outcome) -> list[Any]:

@@ -2,27 +2,28 @@
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from script_rig import emitted
+from script_rig import emitted, outcome_of
 from transformers import AutoModelForCausalLM
 
 from loopwright.engine.byte_model import BYTE_TOKENS, byte_model
 from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.scripted import NextToken, ScriptedExecutor
 from loopwright.text.stream import detokenize
-from system_rig import Outcome, System, byte_oracle, byte_system, byte_text, in_loop, program_source, system_over
+from system_rig import Outcome, System, byte_oracle, byte_system, byte_text, in_loop, system_over
 
 TEXT = "Once upon a time"
 END = 257, 259  # of a text and of a turn
 
 
 async def run(system: System, name: str, **arguments: Any) -> Outcome:
-    return await system.run(program_source(name), **arguments)
+    return await outcome_of(system, name, **arguments)
 
 
 async def counts(name: str, next_token: NextToken, **arguments: Any) -> dict[str, Any]:
@@ -130,6 +131,51 @@ def test_beam_search_is_that_of_transformers(tmp_path: Path, beams: int, length_
     in_loop(scenario)
 
 
+PATTERN = re.compile(r"[a-h]([a-h]x)*[yz]{2,4}")
+PLACES = {0: "abcdefgh", 1: "abcdefghyz", 2: "x", 3: "yz", 4: "yz", 5: "yz", 6: ""}  # what may come in each state
+
+
+def allowed_after(text: str) -> list[int]:
+    """The letters that may follow in a text of PATTERN, by an automaton of its own, and the ends where it is whole."""
+    state = 0
+    for letter in text:
+        assert letter in PLACES[state], text
+        if state in (0, 2):
+            state = 1
+        elif state == 1:
+            state = 2 if letter in "abcdefgh" else 3
+        else:
+            state += 1
+    return [*PLACES[state].encode(), *(END if state in (4, 5, 6) else ())]
+
+
+@pytest.mark.parametrize(("beams", "length_penalty", "seed"), [(1, 1.0, 0), (3, 1.0, 1), (4, 0.0, 2), (4, 2.0, 3)])
+def test_beams_with_a_grammar_each_are_those_of_transformers(
+    tmp_path: Path, beams: int, length_penalty: float, seed: int
+) -> None:
+    prompt = ids_of(TEXT)
+    write_hf_folder(byte_model(seed), tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        text = bytes(ids.tolist()[len(prompt) :]).decode() if max(ids.tolist()[1:]) < 256 else None
+        return [0] if text is None else allowed_after(text)
+
+    found = reference.generate(
+        torch.tensor([prompt]), num_beams=beams, max_new_tokens=14, do_sample=False, eos_token_id=list(END),
+        length_penalty=length_penalty, pad_token_id=0, early_stopping=False, prefix_allowed_tokens_fn=allowed,
+    )[0, len(prompt) :].tolist()  # fmt: skip
+
+    async def scenario() -> None:
+        async with byte_system(seed=seed) as system:
+            options = {"beams": beams, "max_tokens": 14, "length_penalty": length_penalty, "pattern": PATTERN.pattern}
+            outcome = await run(system, "beam_search", text=TEXT, **options)
+            assert outcome.result == text_of(until_end(found))
+            assert PATTERN.fullmatch(outcome.result) or len(outcome.result) == 14
+
+    in_loop(scenario)
+
+
 def test_beams_share_their_pages() -> None:
     async def scenario() -> None:
         async with byte_system() as system:
@@ -148,7 +194,7 @@ def test_beams_share_their_pages() -> None:
 def test_the_watermark_is_found_in_marked_text_and_in_no_other() -> None:
     async def scenario() -> None:
         async with byte_system() as system:
-            for seed in range(4):
+            for seed in range(8):
                 marked = await run(system, "watermark", text=TEXT, seed=seed)
                 plain = await run(system, "watermark", text=TEXT, seed=seed, mark=False)
                 assert emitted(marked)[-1]["z"] > 4

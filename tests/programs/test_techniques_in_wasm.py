@@ -9,13 +9,14 @@ from system_rig import byte_system, in_loop, program_source
 
 SHORT: dict[str, dict[str, Any]] = {
     "attention_sink": {"max_tokens": 40, "window": 20},
-    "beam_search": {"beams": 2, "max_tokens": 4},
+    "beam_search": {"beams": 2, "max_tokens": 4, "pattern": "[a-z]+"},
     "best_of_n": {"n": 2, "max_tokens": 4},
     "cascade": {"max_tokens": 3},
     "constrained_choice": {},
     "context_compaction": {"max_tokens": 4},
     "contrastive_decoding": {"max_tokens": 3},
     "draft_speculation": {"max_tokens": 8},
+    "grammar_in_program": {"max_tokens": 6},
     "graph_of_thought": {"max_tokens": 3},
     "guidance": {"max_tokens": 3},
     "hierarchical_attention": {"max_tokens": 4},

@@ -35,5 +35,6 @@ def test_wrong_usage_is_a_usage_line_and_status_2(words: list[str], capsys):
 def test_an_error_is_one_line_with_its_hint_and_status_1(capsys):
     assert main(["bench", "lunch"]) == 1
     assert capsys.readouterr().err == (
-        "loopwright: no suite 'lunch' (the suites are launch, calls, decode, batching, overhead, size and all)\n"
+        "loopwright: no suite 'lunch' "
+        "(the suites are launch, calls, decode, batching, overhead, serving, techniques, size and all)\n"
     )

@@ -22,12 +22,14 @@ async def main() -> str:
     return turn.text
 """
 
+EXAMPLES = ("programs", "src/loopwright/cli/templates", "src/loopwright/bench/techniques/programs")
+
 
 def test_examples_and_templates_are_clean_and_each_wrong_call_is_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
     settings = {
-        "include": [str(ROOT / "programs"), str(ROOT / "src/loopwright/cli/templates"), str(tmp_path)],
+        "include": [*(str(ROOT / folder) for folder in EXAMPLES), str(tmp_path)],
         "extraPaths": [str(ROOT / "src")],
         "pythonVersion": "3.11",
         "typeCheckingMode": "standard",

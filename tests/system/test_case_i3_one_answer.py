@@ -12,6 +12,7 @@ import pytest
 
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Grammar, Sampling
+from loopwright.core.model_info import WeightDtype
 from loopwright.core.results import TopLogprobs
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.oracle import Oracle
@@ -97,14 +98,13 @@ class Answer:
     text: str
 
 
-def oracle_answer(feature: str) -> tuple[Answer, dict[str, Any]]:
+def oracle_answer(feature: str, oracle: Oracle) -> tuple[Answer, dict[str, Any]]:
     """With the options that a program is given."""
     options = {**BASE, **FEATURES[feature], "max_tokens": NUM_TOKENS + (feature == "grammar") * 10}
     fields = {name: one for name, one in options.items() if name not in ("grammar", "stop", "max_tokens")}
     fields["logit_bias"] = {int(token): bias for token, bias in options.get("logit_bias", {}).items()}
     fields["allowed"] = None if options["allowed"] is None else tuple(options["allowed"])
     sampling = Sampling(**fields, seen=tuple(IDS))
-    oracle = byte_oracle()
     if feature == "grammar":
         generated = in_grammar(oracle, sampling, options["max_tokens"])
     else:
@@ -147,14 +147,19 @@ def num_forced(system: System) -> int:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_one_request_has_one_answer_whichever_way_it_is_taken(feature: str) -> None:
-    expected, options = oracle_answer(feature)
+    hold_one_answer(feature, byte_oracle(), "float32")
+
+
+def hold_one_answer(feature: str, oracle: Oracle, dtype: WeightDtype) -> None:
+    """Every way of taking the request, over an engine of that dtype, says what the oracle says."""
+    expected, options = oracle_answer(feature, oracle)
 
     async def scenario() -> None:
         async def take(system: System, way: str, **more: Any) -> Any:
             arguments = {"prompt": PROMPT, "way": way, "options": options, "guesses": list(expected.tokens), **more}
             return (await system.run(PROGRAM, **arguments)).result
 
-        async with byte_system(control=ControlConfig(prefix_cache=False)) as system:
+        async with byte_system(dtype=dtype, control=ControlConfig(prefix_cache=False)) as system:
             watched, _ = await take(system, "watched", window=1)
             check(watched, expected)
             assert num_forced(system) == 0
@@ -171,7 +176,7 @@ def test_one_request_has_one_answer_whichever_way_it_is_taken(feature: str) -> N
                 check(found, expected)
                 assert num_accepted > 3
                 assert num_rejected > 3
-        async with byte_system() as system:
+        async with byte_system(dtype=dtype) as system:
             assert (await take(system, "plain"))[1] == 0
             for way, more in (("plain", {}), ("forked", {}), ("watched", {"vetoes": [2, 5]})):
                 found, num_cached = await take(system, way, **more)

@@ -60,6 +60,22 @@ async def streamed(client: Served, **body: Any) -> dict[int, dict[str, Any]]:
     return found
 
 
+def assert_same(found: Any, expected: Any) -> None:
+    """Equal, but for log-probabilities, which other shapes of steps may move within the reference class."""
+    if isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-5)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_same(found[name], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
 def log_softmax(row: Any) -> Any:
     wide = row.double().numpy()
     return wide - np.logaddexp.reduce(wide)
@@ -124,7 +140,7 @@ def test_what_is_streamed_joins_to_what_is_whole(name: str) -> None:
                 for choice in whole:
                     given = {key: value for key, value in choice.items() if key != "index" and value is not None}
                     told = {key: value for key, value in parts[choice["index"]].items() if value is not None}
-                    assert told == given
+                    assert_same(told, given)
 
     in_loop(scenario)
 
@@ -181,7 +197,7 @@ def test_d2_prompts_scored_in_two_orders_with_the_cache_on_are_the_loop_s(max_to
             at_once = (await complete(client, prompt=prompts, **asked))["choices"]
             for prompt, one, other, third in zip(prompts, first, second, at_once, strict=True):
                 told = one["choices"][0]
-                assert told == other["choices"][0]
+                assert_same(told, other["choices"][0])
                 assert third["text"] == told["text"]
                 np.testing.assert_allclose(
                     third["logprobs"]["token_logprobs"][1:], told["logprobs"]["token_logprobs"][1:], atol=1e-5
@@ -249,7 +265,7 @@ def test_best_of_gives_the_most_probable_by_token_and_counts_all() -> None:
                 return float(np.mean(choice["logprobs"]["token_logprobs"]))
 
             expected = sorted(every, key=mean, reverse=True)[:2]
-            assert [choice["logprobs"] for choice in best["choices"]] == [one["logprobs"] for one in expected]
+            assert_same([choice["logprobs"] for choice in best["choices"]], [one["logprobs"] for one in expected])
             assert [choice["index"] for choice in best["choices"]] == [0, 1]
             assert best["usage"]["completion_tokens"] == 50
             assert best["usage"]["prompt_tokens"] == len(TEXT_IDS)

@@ -8,8 +8,11 @@ from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import Cancelled, LoopwrightError
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import CallResult, Completion, Done
+from loopwright.core.results import CallResult, CallTiming, Completion, Done
+
+MEASURED = Measured({"control": (Series("step_rows", ("tiny",), 7.0, (1, 0, 2)),)})
 
 
 class FakeSession:
@@ -33,8 +36,8 @@ class FakeSession:
     def interrupt(self, call_id: CallId) -> None:
         self.interrupted.append(call_id)
 
-    def complete(self, call_id: CallId, result: CallResult) -> None:
-        self._completions.append(Completion(call_id, result))
+    def complete(self, call_id: CallId, result: CallResult, timing: CallTiming | None = None) -> None:
+        self._completions.append(Completion(call_id, result, timing=timing))
         self._news.set()
 
     def fail(self, error: LoopwrightError) -> None:
@@ -64,17 +67,24 @@ class FakeControl:
         self.sessions: dict[RunId, FakeSession] = {}
         self.limits: dict[RunId, ControlLimits] = {}
         self.tenants: dict[RunId, TenantId] = {}
+        self.programs: list[str] = []
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> FakeSession:
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> FakeSession:
         if self.refuse is not None:
             raise self.refuse
         self.limits[run_id] = limits
         self.tenants[run_id] = tenant
+        self.programs.append(program)
         self.sessions[run_id] = FakeSession(self.is_holding)
         return self.sessions[run_id]
 
     async def stats(self) -> ControlStats:
         return ControlStats(num_steps=11)
+
+    async def metrics(self) -> Measured:
+        return MEASURED

@@ -8,6 +8,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, Parameter, ProgramInfo, RunInfo, RunSpec
 
@@ -76,6 +77,7 @@ class FakeRuns:
         self.refuse_start: LoopwrightError | None = None
         self.hold_start: asyncio.Event | None = None  # while set to an unset event, admission waits
         self.num_waiting = 0
+        self.measured = Measured({prefix: (Series("launches", ("wasm",), 2.0),)})
         self._prefix = prefix
 
     @property
@@ -160,6 +162,9 @@ class FakeRuns:
 
     async def stats(self) -> ControlStats:
         return ControlStats(num_steps=3)
+
+    async def metrics(self) -> Measured:
+        return self.measured
 
     def _find(self, run_id: RunId) -> FakeRun:
         if run_id not in self.by_id:

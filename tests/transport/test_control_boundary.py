@@ -8,7 +8,7 @@ import pytest
 import zmq
 from child_process import python_process
 from eventually import eventually
-from fake_control import FakeControl
+from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
 
 from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling, Synchronize
@@ -17,6 +17,7 @@ from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloa
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
+    CallTiming,
     DebugInfo,
     Distribution,
     Done,
@@ -202,6 +203,20 @@ async def test_a_call_that_the_other_side_refuses_completes_with_an_error() -> N
 async def test_stats_cross() -> None:
     async with connected(FakeControl()) as client:
         assert (await client.stats()).num_steps == 11
+
+
+async def test_metrics_and_timings_cross_and_a_run_is_counted_under_its_program() -> None:
+    control = FakeControl(is_holding=True)
+    timing = CallTiming(1.0, None, 2.5, 3.0, prompt_tokens=4, cached_tokens=2, generated_tokens=1)
+    async with connected(control) as client:
+        assert await client.metrics() == MEASURED
+        session = client.open(RUN, ControlLimits(), program="agent")
+        session.submit(CallId(1), SYNC)
+        await client.stats()  # everything sent before has arrived
+        control.sessions[RUN].complete(CallId(1), Done(), timing)
+        (completion,) = await session.receive()
+        assert control.programs == ["agent"]
+        assert completion.timing == timing
 
 
 async def test_a_client_that_closes_has_its_sessions_closed_and_no_other() -> None:

@@ -10,6 +10,7 @@ from fake_runs import FakeRuns
 from loopwright.core.errors import BadRequest, InternalError, NotFound, Overloaded, ProgramRejected, Unavailable
 from loopwright.core.events import Event, Finished
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import Measured, Series
 from loopwright.core.runs import ClientInput, RunSpec, open_events
 from loopwright.router import router as router_module
 from loopwright.router.router import Router
@@ -109,6 +110,19 @@ async def test_lists_are_merged() -> None:
     started = {await router.start(HELLO) for _ in range(4)}
     assert {info.run for info in await router.runs()} == started
     assert (await router.stats()).num_steps == 3
+
+
+async def test_what_workers_measured_is_united_and_what_they_share_counts_once() -> None:
+    first, second = FakeWorker("a"), FakeWorker("b")
+    shared = Measured({"control": (Series("failed_steps", ("tiny",), 1.0),)})
+    first.measured |= shared
+    second.measured |= shared
+    router = Router([first, second])
+    assert set((await router.metrics()).sources) == {"a", "b", "control"}
+    first.die()
+    assert set((await router.metrics()).sources) == {"b", "control"}
+    second.die()
+    assert (await router.metrics()).sources == {}
 
 
 async def test_a_full_worker_is_passed_over_and_all_full_is_overloaded() -> None:

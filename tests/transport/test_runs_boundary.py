@@ -138,6 +138,7 @@ async def test_programs_runs_and_stats_cross() -> None:
         await client.cancel(run_id)
         assert fake.cancelled == [run_id]
         assert (await client.stats()).num_steps == 3
+        assert await client.metrics() == fake.measured
 
 
 async def test_a_start_given_up_before_its_answer_leaves_no_run_behind() -> None:

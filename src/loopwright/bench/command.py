@@ -15,7 +15,7 @@ from loopwright.bench import peers
 from loopwright.bench.machine import this_machine
 from loopwright.bench.registry import SUITE_MODULES, load_suites
 from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
-from loopwright.bench.suite import DEFAULT_OPTIONS, Measured, OpenSystem, Options, Suite
+from loopwright.bench.suite import DEFAULT_OPTIONS, SCALES, Measured, OpenSystem, Options, Suite
 from loopwright.bench.table import render
 from loopwright.core.errors import BadRequest
 
@@ -46,13 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live", type=int, action="append", default=[], metavar="N", help="launch: memory of N programs that wait"
     )
+    parser.add_argument("--scale", choices=SCALES, help="techniques: the paper's numbers, or small ones (default)")
+    parser.add_argument(
+        "--technique", action="append", default=[], metavar="NAME", help="techniques: this one; again for another"
+    )
 
 
 def request_from(arguments: argparse.Namespace) -> BenchRequest:
     """The request that parsed flags stand for."""
     return BenchRequest(
         suite=arguments.suite,
-        options=Options(arguments.model, arguments.rounds, tuple(arguments.live)),
+        options=Options(
+            arguments.model,
+            arguments.rounds,
+            tuple(arguments.live),
+            arguments.scale,
+            tuple(dict.fromkeys(arguments.technique)),
+        ),
         json_path=arguments.json,
         peer_names=tuple(dict.fromkeys(arguments.peer)),
     )
@@ -96,6 +106,10 @@ def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
         raise BadRequest(f"{request.suite} has no live programs", hint="--live is for launch", field="live")
     if any(num_live < 1 for num_live in request.options.num_live):
         raise BadRequest(f"{min(request.options.num_live)} live programs; at least 1 is needed", field="live")
+    if (request.options.scale or request.options.techniques) and request.suite != "techniques":
+        raise BadRequest(
+            f"{request.suite} has one scale and no techniques", hint="--scale and --technique are for techniques"
+        )
     for peer in chosen:
         if not any(suite.name in peer.suite_names for suite in suites):
             raise BadRequest(

@@ -11,6 +11,8 @@ SUITE_MODULES = {
     "decode": "loopwright.bench.decode",
     "batching": "loopwright.bench.batching",
     "overhead": "loopwright.bench.overhead",
+    "serving": "loopwright.bench.serving",
+    "techniques": "loopwright.bench.techniques.suite",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

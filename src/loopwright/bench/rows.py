@@ -33,6 +33,7 @@ TTFT_MS = Metric("ttft_ms", "ms", lower_is_better=True)
 LAUNCHES_PER_S = Metric("launches_per_s", "launches/s", lower_is_better=False)
 TOKENS_PER_S = Metric("tokens_per_s", "tokens/s", lower_is_better=False)
 REQUESTS_PER_S = Metric("requests_per_s", "requests/s", lower_is_better=False)
+LATENCY_S = Metric("latency_s", "s", lower_is_better=True)
 STEP_US = Metric("step_us", "µs", lower_is_better=True)
 ROW_US = Metric("row_us", "µs", lower_is_better=True)
 CALL_US = Metric("call_us", "µs", lower_is_better=True)
@@ -45,8 +46,9 @@ LINES = Metric("lines", "lines", lower_is_better=True)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured value. `ratio` = value / peer_value as measured; `runs` is how many measurements `value` is the
-    median of; `paper` is what the Pie paper reports for it, of its own machine and in our unit."""
+    """One measured value. `ratio` = value / peer_value as measured, or, where both took turns, the median of the
+    rounds' own ratios; `runs` is how many measurements `value` is the median of; `paper` is what the Pie paper
+    reports for it, of its own machine and in our unit."""
 
     suite: str
     case: str
@@ -64,9 +66,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         assert _CASE.fullmatch(self.case), f"{self.case!r} is not key=value pairs joined by '/'"
         assert self.runs >= 1, f"{self.runs} runs"
 
-    def against(self, peer: str, peer_value: float) -> "Row":
+    def against(self, peer: str, peer_value: float, ratio: float | None = None) -> "Row":
         """This row beside what `peer` measured for the same case and metric."""
-        ratio = self.value / peer_value if peer_value else None
+        if ratio is None and peer_value:
+            ratio = self.value / peer_value
         return msgspec.structs.replace(self, peer=peer, peer_value=peer_value, ratio=ratio)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from loopwright.bench.rows import Row
 from loopwright.control.policies import PolicyName
@@ -43,8 +43,14 @@ class System(Protocol):
         ...
 
 
-OpenSystem: TypeAlias = Callable[[str], AbstractAsyncContextManager[System]]
-"""Starts a system that serves the named model, and closes it."""
+class OpenSystem(Protocol):
+    """Starts a system that serves the named model, and closes it."""
+
+    def __call__(self, model: str, *, prefix_cache: bool = False) -> AbstractAsyncContextManager[System]: ...
+
+
+Scale: TypeAlias = Literal["small", "paper"]
+SCALES: tuple[Scale, ...] = ("small", "paper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Options:
     model: str = "default"
     num_rounds: int = 5  # values are medians over these
     num_live: tuple[int, ...] = ()  # for the launch suite: measure so many live programs, and nothing else
+    scale: Scale | None = None  # for the techniques suite, as the next one; None is small
+    techniques: tuple[str, ...] = ()  # none is all
 
 
 DEFAULT_OPTIONS = Options()

@@ -58,6 +58,9 @@ VERBS: dict[str, Verb] = {
         "show every setting of a server: its value, its source and its meaning",
         "loopwright config show --port 9000",
     ),
+    "doctor": Verb(
+        "loopwright.cli.doctor", "say what would compute on this machine, and why", "loopwright doctor --dtype int8"
+    ),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
     "logs": Verb("loopwright.cli.logs", "show a run's events", "loopwright logs 5f0c9a77d21b43e8"),

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.control.scheduler import ControlConfig
+from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
 
@@ -23,6 +24,11 @@ PROCESSES_MEANING = (
     "serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two cores, at most 8"
 )
 
+DTYPE_MEANING = (
+    "how weights are kept. float32: torch, the reference. bfloat16, int8, stored: native kernels; stored keeps each "
+    "matrix as its file has it. auto: bfloat16 where the kernels can run, else float32"
+)
+
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The inference layer."""
@@ -32,6 +38,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_threads: Annotated[
         int, Meta(ge=0, description="threads that compute; 0: one for each core", extra={"flag": "--threads"})
     ] = 0
+    dtype: Annotated[WeightDtype, Meta(description=DTYPE_MEANING, extra={"flag": "--dtype"})] = "auto"
+    instructions: Annotated[
+        Literal["auto", "avx512_bf16", "avx512", "avx2"],
+        Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
+    ] = "auto"
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -119,6 +119,8 @@ def _load_executor(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         num_threads=num_threads,
+        dtype=config.dtype,
+        instructions=None if config.instructions == "auto" else config.instructions,
         ahead=ahead,
         layers=files.layers,
     )
@@ -140,9 +142,10 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,
         weights_sha256=files.sha256,
+        exactness=executor.exactness,
         template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
-        engine=f"loopwright {version('loopwright')}, sdpa, float32",
+        engine=f"loopwright {version('loopwright')}, {executor.computed_by}",
         license=files.license,
         description=files.description,
-        version=f"{executor.quantization}-{files.sha256[:12]}{some}",
+        version=f"{executor.quantization}-{executor.dtype}-{files.sha256[:12]}{some}",
     )

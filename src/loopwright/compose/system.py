@@ -21,6 +21,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.exchange import Exchange
+from loopwright.core.instrument import Meter
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
@@ -152,6 +153,7 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
         clock=SystemClock(),
         config=config,
         grammars=grammars,
+        meter=Meter({"model": model.info.name}),
     )
     async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())
@@ -214,9 +216,9 @@ def make_launcher(
 
 
 @asynccontextmanager
-async def open_bench_system(model: str) -> AsyncIterator[System]:
-    """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is off: rounds
-    repeat their prompts, and the second one would measure nothing."""
-    config = Config(model=model, control=ControlConfig(prefix_cache=False))
+async def open_bench_system(model: str, *, prefix_cache: bool = False) -> AsyncIterator[System]:
+    """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
+    rounds repeat their prompts, and the second one would measure nothing."""
+    config = Config(model=model, control=ControlConfig(prefix_cache=prefix_cache))
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

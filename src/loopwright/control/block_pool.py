@@ -19,6 +19,7 @@ class BlockPool(Pool[BlockId]):
     def __init__(self, ids: Iterable[BlockId]) -> None:
         super().__init__(ids)
         self.cache = PrefixCache()
+        self.num_evicted = 0  # blocks that the cache gave up for others
         self._num_users: Counter[BlockId] = Counter()
 
     @property
@@ -28,7 +29,9 @@ class BlockPool(Pool[BlockId]):
     def take(self) -> BlockId:
         """An empty block, for one user. The caller has looked at `num_free`."""
         if not self._free:
-            self._empty(self.cache.evict())
+            evicted = self.cache.evict()
+            self.num_evicted += len(evicted)
+            self._empty(evicted)
         block = self._free.pop()
         self._num_users[block] = 1
         return block

@@ -18,6 +18,7 @@ from loopwright.core.calls import (
     Forward,
     ForwardText,
     Generate,
+    HeldText,
     NextDistribution,
     Sample,
     Sampling,
@@ -90,6 +91,8 @@ def check_forward_text(call: ForwardText, shape: EngineShape, num_places: int) -
         _check_sampling(call.sampling, shape)
     if call.num_drafts:
         _check_drafts(call)
+    if call.held is not None:
+        _check_held(call, call.held, shape)
 
 
 def check_generate(call: Generate, shape: EngineShape, num_places: int) -> None:
@@ -219,6 +222,19 @@ def _check_allowed(field: str, allowed: Collection[int] | None, shape: EngineSha
     if allowed is not None:
         _check_not_empty(field, len(allowed))
         _check_tokens(field, allowed, shape)
+
+
+def _check_held(call: ForwardText, held: HeldText, shape: EngineShape) -> None:
+    _check_tokens("held.text", held.text, shape)
+    _check_tokens("held.stop_tokens", held.stop_tokens, shape)
+    if call.num_drafts:
+        raise BadRequest(f"held: not beside {call.num_drafts} drafts", field="held")
+    if call.sampling is not None and call.sampling.allowed is not None:
+        raise BadRequest("sampling.allowed: a grammar says which tokens are allowed", field="sampling.allowed")
+    for place, one in enumerate(call.distributions):
+        if one.allowed is not None and one.index in (-1, len(call.tokens) - 1):
+            field = f"distributions[{place}].allowed"
+            raise BadRequest(f"{field}: a grammar says which tokens are allowed", field=field)
 
 
 def _check_drafts(call: ForwardText) -> None:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
-from loopwright.control.segments import SegmentFeed
-from loopwright.core.calls import Generate
+from loopwright.core.calls import ForwardText, Generate, Grammar, QueueCall
 from loopwright.core.errors import InternalError, LoopwrightError, ModelLacksTrait, Unavailable
 from loopwright.core.grammars import CompiledGrammar, GrammarCompiler
 
@@ -30,18 +30,18 @@ class CompilingCalls:
     def num_waiting(self) -> int:
         return len(self._futures)
 
-    def check(self, call: Generate) -> None:
+    def check(self, call: QueueCall) -> None:
         """Raises ModelLacksTrait for a grammar that nobody here could compile."""
-        if call.grammar is not None and self._compiler is None:
+        if _grammar_of(call) is not None and self._compiler is None:
             raise ModelLacksTrait("grammar: this model is served without grammars", field="grammar")
 
     def add(self, call: OpenCall) -> None:
         """The call waits from now on, if it has a grammar."""
-        if not isinstance(call.call, Generate) or call.call.grammar is None:
+        if (grammar := _grammar_of(call.call)) is None:
             return
         assert self._compiler is not None
         call.num_blockers += 1
-        future = self._futures[call] = self._compiler.compile(call.call.grammar)
+        future = self._futures[call] = self._compiler.compile(grammar)
         future.add_done_callback(lambda _: self._note(call))
 
     def take(self) -> Iterator[tuple[OpenCall, LoopwrightError | None]]:
@@ -63,6 +63,16 @@ class CompilingCalls:
         self._wake()
 
 
+def _grammar_of(call: QueueCall) -> Grammar | None:
+    match call:
+        case Generate():
+            return call.grammar
+        case ForwardText():
+            return None if call.held is None else call.held.grammar
+        case _:
+            return None
+
+
 def _begin(call: OpenCall, future: "Future[CompiledGrammar]") -> LoopwrightError | None:
     """Holds the call's text to its grammar from now on."""
     if future.cancelled():
@@ -72,7 +82,7 @@ def _begin(call: OpenCall, future: "Future[CompiledGrammar]") -> LoopwrightError
             return error
         case BaseException() as fault:
             return InternalError(f"the grammar could not be compiled: {type(fault).__name__}: {fault}")
-    assert isinstance(call.work, SegmentFeed)
+    assert isinstance(call.work, Feed)
     try:
         call.work.follow(future.result())
     except LoopwrightError as error:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from secrets import token_hex
 
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
@@ -18,6 +19,9 @@ from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.grouping import make_scheduler
 from loopwright.control.intake import Intake
+from loopwright.control.measuring import control_series
+from loopwright.control.moment import Moment
+from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Step
@@ -50,8 +54,10 @@ from loopwright.core.errors import (
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.instrument import SILENT, Meter
+from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import CallResult, Completion, Done
+from loopwright.core.results import CallResult, CallTiming, Completion, Done
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +78,7 @@ class Controller:
         clock: Clock,
         config: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
         grammars: GrammarCompiler | None = None,
+        meter: Meter | None = None,
     ) -> None:
         shape = executor.shape
         self._executor = executor
@@ -80,7 +87,11 @@ class Controller:
         self._config = config
         self._compiling = CompilingCalls(grammars, self._wake_from_any_thread)
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `serve`
-        self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache)
+        self._meter = meter
+        self._source = f"control-{token_hex(8)}"
+        self._moment = Moment(clock.now_s())  # when a run last did something, or a step ended
+        self._observer = Observer(meter or SILENT, shape.block_bytes)
+        self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._scheduler = make_scheduler(config, self._resources)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
@@ -90,17 +101,18 @@ class Controller:
         self._running: Step | None = None
         self._unwanted: list[OpenCall] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
-        self._changed_s = clock.now_s()  # when a run last did something, or a step ended
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (self._model_info,)
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> InlineSession:
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> InlineSession:
         """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
-        session = InlineSession(self, run_id, limits, tenant)
+        session = InlineSession(self, run_id, limits, tenant, program)
         self._resources.open(run_id, limits, tenant)
         self._sessions[run_id] = session
         return session
@@ -116,16 +128,28 @@ class Controller:
             num_waiting_calls=sum(not call.is_running for call in calls),
         )
 
+    async def metrics(self) -> Measured:
+        """What was counted since the start, and what is so now. Nothing without a meter."""
+        if self._meter is None:
+            return NOTHING_MEASURED
+        self._observer.tell_shapes()
+        for session in self._sessions.values():
+            self._observe_held(session)
+        series = control_series(self._meter, self._resources, self._suspension, self._sessions.values())
+        return Measured({self._source: series})
+
     async def serve(self) -> None:
         """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
         self._loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
+            began_s = self._clock.now_s()
             batch = self.schedule()
             if batch is None:
                 await self._wait_for_change()
                 continue
             started_s = self._clock.now_s()
+            self._observer.step_formed(started_s - began_s)
             try:
                 result = await result_of(self._executor.submit(batch))
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
@@ -133,7 +157,9 @@ class Controller:
                 logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, taken_s, error)
                 self.fail_step(error)
             else:
-                self._counts.busy_s += self._clock.now_s() - started_s
+                busy_s = self._clock.now_s() - started_s
+                self._counts.busy_s += busy_s
+                self._observer.step_ran(busy_s)
                 self.complete(result)
 
     def schedule(self) -> Batch | None:
@@ -171,11 +197,13 @@ class Controller:
             call.is_in_step = False
             if not call.is_over:  # with its run, or because a call of this very step failed
                 self._take(call, row)
+        self._observer.step_over(step, self._moment)
 
     def fail_step(self, error: Exception) -> None:
         """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
+        self._observer.step_failed()
         for call, private in step.private:
             self._resources.mark_empty(call, private.page)  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
@@ -205,7 +233,7 @@ class Controller:
                 return
             if isinstance(call, WatchCall):
                 done = self._watched.answer(call, session, self._model_info)
-                session.idle_since_s = self._changed_s
+                session.idle_since_s = self._moment.now_s
                 session.inbox.put(Completion(call_id, done))
                 return
             queue = find_queue(session, call.queue)
@@ -274,7 +302,7 @@ class Controller:
     def _take(self, call: OpenCall, row: RowResult) -> None:
         if isinstance(call.work, WatchedFeed) and call.restoring is None:
             self._watched.take_row(call, call.work, row)
-            self._sessions[call.run_id].idle_since_s = self._changed_s  # if it waits for its program now
+            self._sessions[call.run_id].idle_since_s = self._moment.now_s  # if it waits for its program now
         elif row.error is not None:
             self._resources.give_up_restoring(call)
             self._refuse(call, row.error)
@@ -332,16 +360,17 @@ class Controller:
             self._fail(call, info)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
-        self._end(call, Completion(call.call_id, result))
+        self._end(call, result)
 
     def _fail(self, call: OpenCall, info: ErrorInfo) -> None:
         ordering.fail(call, info)
-        self._end(call, Completion(call.call_id, error=info))
+        self._end(call, error=info)
 
-    def _end(self, call: OpenCall, completion: Completion) -> None:
+    def _end(self, call: OpenCall, result: CallResult | None = None, error: ErrorInfo | None = None) -> None:
         if not call.is_over:
+            timing = self._observe_over(call)
             ready = self._discard(call)
-            call.inbox.put(completion)
+            call.inbox.put(Completion(call.call_id, result, error, timing))
             self._settle(ready)
 
     def _settle(self, ready: Iterable[OpenCall]) -> None:
@@ -353,15 +382,16 @@ class Controller:
                 ordering.fail(call, failure)
             if call.failure is None and (not isinstance(call.call, SettledCall) or self._resources.has_dropped(call)):
                 if not call.is_running:  # else it joined the step of the call that it waited for
-                    self._scheduler.add(call, self._changed_s)
+                    self._scheduler.add(call, self._moment.now_s)
                 continue
             if call.is_running:
                 self._resources.mark_lost(call)
             if isinstance(call.call, ClearQueue):
                 ordering.clear(call.queue, call.num_clears)
             result = self._exchange(call) if call.failure is None else None
+            timing = self._observe_over(call)
             waiting.extend(self._discard(call))
-            call.inbox.put(Completion(call.call_id, result, call.failure))
+            call.inbox.put(Completion(call.call_id, result, call.failure, timing))
 
     def _exchange(self, call: OpenCall) -> CallResult | None:
         """Does what a SettledCall asks for. None if it failed."""
@@ -383,11 +413,18 @@ class Controller:
         session = self._sessions[call.run_id]
         del session.open_calls[call.call_id]
         call.queue.num_open -= 1
-        session.idle_since_s = self._changed_s
+        session.idle_since_s = self._moment.now_s
         return ready
+
+    def _observe_over(self, call: OpenCall) -> CallTiming | None:
+        return self._observer.call_over(call, self._sessions[call.run_id], self._moment.now_s)
+
+    def _observe_held(self, session: InlineSession) -> None:
+        self._observer.held(session, self._resources.holdings(session.run_id).pages.take_unit_seconds())
 
     def _forget_if_empty(self, session: InlineSession) -> None:
         if not session.open_calls:
+            self._observe_held(session)
             self._suspension.forget(session.run_id)
             self._resources.forget(session.run_id)
             del self._sessions[session.run_id]
@@ -395,7 +432,7 @@ class Controller:
     def _end_step(self) -> Step:
         step, self._running = self._running, None
         assert step is not None, "no step runs"
-        self._changed_s = self._clock.now_s()
+        self._moment.now_s = self._clock.now_s()
         self._suspension.count(step)
         step.decoding.is_running = False
         unwanted, self._unwanted = self._unwanted, []
@@ -407,7 +444,7 @@ class Controller:
     # Waiting
 
     def _changed(self) -> None:
-        self._changed_s = self._clock.now_s()
+        self._moment.now_s = self._clock.now_s()
         self._wake.set()
 
     def _wake_from_any_thread(self) -> None:
@@ -419,11 +456,11 @@ class Controller:
         now_s = self._clock.now_s()
         if self._suspension.make_room(now_s):
             return True
-        found = self._suspension.hopeless(now_s - self._changed_s)
+        found = self._suspension.hopeless(now_s - self._moment.now_s)
         if found is None:
             return False
         call, error = found
-        self._changed_s = now_s  # its run gets time to free what it holds before the next one fails
+        self._moment.now_s = now_s  # its run gets time to free what it holds before the next one fails
         self._refuse(call, error.info())
         return True
 

@@ -11,7 +11,9 @@ import msgspec
 from loopwright.control.page_content import PageKey
 from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
-from loopwright.core.calls import DistributionRequest, Sampling, Visibility
+from loopwright.core.calls import DistributionRequest, HeldText, Sampling, Visibility
+from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import CompiledGrammar
 from loopwright.core.ids import BlockId, SlotId
 from loopwright.core.results import Distribution, Forwarded
 
@@ -32,6 +34,7 @@ class Feed:
         "_distributions",
         "_found",
         "_generated",
+        "_held",
         "_is_divisible",
         "_kv_len",
         "_mask",
@@ -68,6 +71,7 @@ class Feed:
         distributions: Sequence[DistributionRequest] = (),
         sampling: Sampling | None = None,
         num_drafts: int = 0,
+        held: HeldText | None = None,
         view: RowView | None = None,
     ) -> None:
         self.start_kv_len = self._kv_len = kv_len
@@ -83,6 +87,7 @@ class Feed:
         self._sample_position = positions[-1] + 1 if positions else 0
         self._num_drafts = num_drafts
         self._are_drafts_forced = False
+        self._held = held
         self._allowed_bits: bytes | None = None  # of the token after the last input
         self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
         self._sampler: SamplerRun | None = None  # chooses the token after the last input
@@ -101,6 +106,11 @@ class Feed:
     def num_left(self) -> int:
         """Inputs that have not run."""
         return self.num_inputs - self._num_run
+
+    @property
+    def num_prompt(self) -> int:
+        """Inputs that somebody gave it to run together; a single one goes on with what was sampled."""
+        return self.num_inputs if self.num_inputs > 1 else 0
 
     @property
     def is_paused(self) -> bool:
@@ -129,6 +139,25 @@ class Feed:
     def num_final(self) -> int:
         """The KV place up to which what it ran will not be written again, whatever comes."""
         return self.kv_len
+
+    def follow(self, grammar: CompiledGrammar) -> None:
+        """Holds what follows the last input to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
+        assert self._held is not None
+        state = grammar.start()
+        if (place := state.take(self._held.text)) < len(self._held.text):
+            token_id = self._held.text[place]
+            raise BadRequest(
+                f"held.text: the grammar does not allow token {token_id} in place {place}", field="held.text"
+            )
+        allowed = self._held.stop_tokens if state.is_over else _ids(state.allowed_bits(self._held.stop_tokens))
+        if not allowed:
+            raise BadRequest("held: the text is whole, and no stop token is given", field="held.stop_tokens")
+        if self._sampling is not None:
+            self._sampling = msgspec.structs.replace(self._sampling, allowed=allowed)
+        self._distributions = [
+            msgspec.structs.replace(one, allowed=allowed) if one.index in (-1, self.num_inputs - 1) else one
+            for one in self._distributions
+        ]
 
     def page_keys(self, block_size: int, num_pages: int) -> list[PageKey]:
         """The first inputs as full pages."""
@@ -238,6 +267,14 @@ def forwarded(
         logprob_kind=None if sampling is None else sampling.logprobs,
         cached_tokens=cached_tokens,
     )
+
+
+def _ids(bits: bytes) -> tuple[int, ...]:
+    """The tokens whose bits are set."""
+    return tuple(8 * place + bit for place, byte in enumerate(bits) if byte for bit in _BITS[byte])
+
+
+_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 
 
 def _moved(request: DistributionRequest, index: int) -> DistributionRequest:

@@ -13,7 +13,7 @@ from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.session import InlineSession
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, Generate, QueueCall
+from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, QueueCall
 from loopwright.core.errors import ErrorInfo, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
@@ -69,8 +69,7 @@ class Intake:
             holdings = self._resources.holdings(session.run_id)
             try:
                 require_traits(call, self._model_info)
-                if isinstance(call, Generate):
-                    self._compiling.check(call)
+                self._compiling.check(call)
                 prepare(one, call, holdings, self._resources.shape, self._token_bytes)
             except LoopwrightError as error:
                 failure = error.info()
@@ -101,7 +100,9 @@ class Intake:
     def _open_call(self, session: InlineSession, queue: CallQueue, call_id: CallId, call: QueueCall) -> OpenCall:
         self._num_issued += 1
         place = rank(self._num_issued, queue.priority)
-        return OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
+        one = OpenCall(session.run_id, session.inbox, call_id, call, queue, place, self._num_issued)
+        one.issued_s = self._resources.moment.now_s
+        return one
 
     def _place(self, session: InlineSession, call: OpenCall, failure: ErrorInfo | None) -> OpenCall | None:
         session.open_calls[call.call_id] = call

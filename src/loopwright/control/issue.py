@@ -174,6 +174,7 @@ def _prepare_forward_text(one: OpenCall, call: ForwardText, holdings: Holdings, 
         distributions=call.distributions,
         sampling=call.sampling,
         num_drafts=call.num_drafts,
+        held=call.held,
         view=_row_view(call, holdings, shape.block_size),
     )
 

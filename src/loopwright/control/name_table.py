@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from loopwright.control.moment import Moment
 from loopwright.control.ordering import Resource
 from loopwright.control.pool import Pool
 from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, Overloaded
@@ -32,10 +33,12 @@ class Kind:
 class NameTable(Generic[NameT, IdT]):
     """Names of one kind in one run. Every method that refuses leaves the table as it was."""
 
-    def __init__(self, kind: Kind, pool: Pool[IdT], max_held: int) -> None:
+    def __init__(self, kind: Kind, pool: Pool[IdT], max_held: int, moment: Moment) -> None:
         self.names: dict[NameT, Resource[IdT]] = {}
         self.num_held = 0  # pages or embeds that live
         self.num_backed = 0  # those of them that have a unit of the pool
+        self._moment = moment
+        self._unit_seconds, self._counted_s = 0.0, moment.now_s  # what was held for how long, until when
         self.num_unbound = self.num_moved = 0  # names that were unbound; resources that lost their unit, or got one
         self._kept: list[list[Resource[IdT]]] = []
         self._orphans: set[Resource[IdT]] = set()  # kept, without names, and held by no call
@@ -101,7 +104,7 @@ class NameTable(Generic[NameT, IdT]):
         for resource in resources:
             if resource.id is None:
                 resource.id = self._pool.take()
-                self.num_backed += 1
+                self._count_backed(1)
                 self.num_moved += 1
 
     def num_unbacked(self, resources: Iterable[Resource[IdT]]) -> int:
@@ -113,7 +116,7 @@ class NameTable(Generic[NameT, IdT]):
         for resource, unit in zip(resources, units, strict=True):
             assert resource.id is None
             resource.id = unit
-            self.num_backed += 1
+            self._count_backed(1)
             self.num_moved += 1
 
     def unback(self, resources: Iterable[Resource[IdT]]) -> None:
@@ -149,8 +152,14 @@ class NameTable(Generic[NameT, IdT]):
         resource.num_names = resource.num_holds = 1
         resource.id = self._pool.take()
         self.num_held += 1
-        self.num_backed += 1
+        self._count_backed(1)
         return resource
+
+    def take_unit_seconds(self) -> float:
+        """Units held times seconds, since this was asked last."""
+        self._count_backed(0)
+        taken, self._unit_seconds = self._unit_seconds, 0.0
+        return taken
 
     def share(self, sources: Sequence[NameT], targets: Sequence[NameT]) -> None:
         """Binds each target to what the source of the same place is bound to. Raises BadRequest, NotFound."""
@@ -191,6 +200,12 @@ class NameTable(Generic[NameT, IdT]):
             resource.num_holds -= 1
             if not (resource.num_holds or resource.num_names):  # mostly a name is left
                 self._release_if_unused(resource)
+
+    def _count_backed(self, change: int) -> None:
+        now_s = self._moment.now_s
+        self._unit_seconds += self.num_backed * (now_s - self._counted_s)
+        self._counted_s = now_s
+        self.num_backed += change
 
     def check_kept(self, kept: Sequence[list[Resource[IdT]]]) -> None:
         """Asserts that these are what `keep` keeps, and that nothing else is without a name or a call."""
@@ -233,7 +248,7 @@ class NameTable(Generic[NameT, IdT]):
         assert resource.id is not None
         self._pool.give(resource.id)
         resource.id = None
-        self.num_backed -= 1
+        self._count_backed(-1)
         self.num_moved += 1
         if resource.lent is not None:
             resource.lent.num_holders -= 1

@@ -125,9 +125,10 @@ class OpenCall:
     """A call that is not over, with what it touches and how far it has come."""
 
     __slots__ = (
-        "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "grown", "inbox",
-        "is_in_step", "is_over", "is_started", "num_blockers", "num_clears", "number", "order", "page_reads",
-        "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at", "work",
+        "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "first_s",
+        "grown", "inbox", "is_in_step", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_seen",
+        "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at",
+        "started_s", "token_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +155,10 @@ class OpenCall:
         self.decoding: Decoding | None = None  # if it has a row in every step
         self.is_started = self.is_over = False
         self.is_in_step = False  # in the step that runs, other than by `decoding`
+        self.issued_s = self.started_s = 0.0
+        self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw
+        self.token_s: float | None = None
+        self.num_seen = 0  # tokens
 
     @property
     def is_running(self) -> bool:

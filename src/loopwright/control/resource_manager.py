@@ -15,6 +15,7 @@ from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
+from loopwright.control.moment import Moment
 from loopwright.control.name_table import Kind, NameTable
 from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
@@ -64,8 +65,11 @@ class PrivateCopy:
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
-    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True) -> None:
+    def __init__(self, shape: EngineShape, *, prefix_cache: bool = True, moment: Moment | None = None) -> None:
         self.shape = shape
+        self.moment = moment or Moment()
+        self.num_queried = self.num_found = 0  # tokens looked for in the prefix cache, and those that it had
+        self._has_cache = prefix_cache
         self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
@@ -77,8 +81,8 @@ class ResourceManager:
     def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
         """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
         assert run_id not in self._holdings, f"run {run_id} is open"
-        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages)
-        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds)
+        pages: NameTable[PageName, BlockId] = NameTable(_PAGE, self.blocks, limits.max_pages, self.moment)
+        embeds: NameTable[EmbedName, SlotId] = NameTable(_EMBED, self.slots, limits.max_embeds, self.moment)
         self._holdings[run_id] = Holdings(pages, embeds, Root(tenant), Bases(pages, self.shape.block_size))
         return self._holdings[run_id]
 
@@ -394,6 +398,9 @@ class ResourceManager:
             for block in cached.blocks:
                 self.blocks.give(block)
             return False
+        if self._has_cache and not call.is_started and feed.num_left > 1:
+            self.num_queried += feed.num_left
+            self.num_found += num_cached * size
         if num_new:
             fresh = table.bind_new(names, "grow_from")
             table.hold(fresh)

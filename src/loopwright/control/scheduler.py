@@ -84,6 +84,7 @@ class Step:
     settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
     batch_rows: list[ForwardRow] = field(default_factory=list)  # of `rows`
     num_short: int = 0  # the first so many of them are of one token
+    joined_decoding: list[OpenCall] = field(default_factory=list)  # they were not among the decode rows before
 
     @property
     def num_rows(self) -> int:
@@ -153,6 +154,7 @@ class Scheduler:
         self._config = config
         self._resources = resources
         self._num_formed = 0  # steps, so far
+        self._now_s = 0.0  # when the last one was
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._decoding = DecodeGroup(resources.shape.block_size)  # feeds that have a row in every step
         self._short: list[OpenCall] = []  # others with one input left, by arrival; the longest unserved first
@@ -206,6 +208,7 @@ class Scheduler:
         step = Step(self._resources.shape.block_size, self._decoding)
         self.is_blocked = False
         self._num_formed += 1
+        self._now_s = now_s
         self._take_light(step)
         self._take_short(step)
         self._take_long(step)
@@ -264,6 +267,7 @@ class Scheduler:
                     insort(self._long, call, key=lambda one: one.rank)
                 elif feed.is_steady:
                     self._decoding.join(call)
+                    step.joined_decoding.append(call)
                 else:
                     served.append(call)
                     call.served_at = self._num_formed
@@ -279,6 +283,7 @@ class Scheduler:
         calls = self._decoding.dissolve()
         for call in calls:
             call.served_at = self._num_formed - 1
+            self._note_last_token(call)
         return calls
 
     def _grow_decoding(self, step: Step) -> list[OpenCall]:
@@ -292,11 +297,17 @@ class Scheduler:
                 continue
             self._decoding.leave(call)
             call.served_at = self._num_formed - 1
+            self._note_last_token(call)
             if call.restoring is not None:
                 insort(self._long, call, key=lambda one: one.rank)
             else:
                 without.append(call)
         return without
+
+    def _note_last_token(self, call: OpenCall) -> None:
+        """For the observer: one that was among the decode rows until now had its last token with the last step."""
+        assert isinstance(call.work, SegmentFeed)
+        call.token_s, call.num_seen = self._resources.moment.step_over_s, len(call.work.tokens)
 
     def _has_place(self, call: OpenCall, feed: Feed) -> bool:
         """Whether a call that goes on has a place for one token, or has got one without ado."""
@@ -324,6 +335,7 @@ class Scheduler:
                         continue
                     if feed is call.work and feed.is_steady:  # the cache had its dropped pages
                         self._decoding.join(call)
+                        step.joined_decoding.append(call)
                         budget -= 1
                         continue
                     row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
@@ -396,6 +408,7 @@ class Scheduler:
             call.is_started = self._resources.secure(call)
         except LoopwrightError:
             return False
+        call.started_s = self._now_s
         return call.is_started
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
@@ -411,7 +424,8 @@ class Scheduler:
         except LoopwrightError as error:
             step.refused.append((call, error))
             return False
-        call.is_started = True
+        if not call.is_started:
+            call.is_started, call.started_s = True, self._now_s
         copies = self._resources.take_copies()
         step.private += [(call, copy) for copy in copies]
         return not copies

@@ -70,6 +70,10 @@ class SegmentFeed(Feed):
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
 
+    @property
+    def num_prompt(self) -> int:
+        return self._num_prompt
+
     def follow(self, grammar: CompiledGrammar) -> None:
         """Holds the text to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
         self._grammar, self._state = grammar, grammar.start()

@@ -28,10 +28,11 @@ class Issuer(Protocol):
 class InlineSession:
     """One run's door, in the process of the controller. Implements `core.control.Session`."""
 
-    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId) -> None:
+    def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId, program: str) -> None:
         self.run_id = run_id
         self.limits = limits
         self.tenant = tenant
+        self.program = program  # under which its use is counted
         self.inbox = Inbox()
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}

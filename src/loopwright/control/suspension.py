@@ -34,6 +34,10 @@ class Suspension:
         self._config, self._resources, self._scheduler = config, resources, scheduler
         self._compiling, self._sessions = compiling, sessions
         self._served: Counter[RunId] = Counter()
+        self.num_suspended = (
+            0  # so far; and the blocks that were taken from runs without calls, and from suspended ones
+        )
+        self.num_dropped_idle = self.num_dropped_suspended = 0
 
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
@@ -42,6 +46,11 @@ class Suspension:
         for place, call in enumerate(step.rows):
             if call.restoring is None:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs that are suspended."""
+        return len(self._scheduler.suspended)
 
     def forget(self, run_id: RunId) -> None:
         """The run is over."""
@@ -61,10 +70,13 @@ class Suspension:
         until_s = now_s - self._config.max_idle_s
         holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks()]
         idle = [one for one in holders if one.idle_since_s <= until_s and _is_idle(one)]
-        return any(
+        num_free = self._resources.blocks.num_free
+        has_dropped = any(
             self._resources.drop(one.run_id, one.open_calls.values())
             for one in sorted(idle, key=lambda one: self._order(one.run_id))
         )
+        self.num_dropped_idle += self._resources.blocks.num_free - num_free
+        return has_dropped
 
     def make_room(self, now_s: float) -> bool:
         """When nothing can run: suspends a run for the sake of the least served, or lets a suspended one try."""
@@ -80,8 +92,11 @@ class Suspension:
             return False
         favoured = min(waiting, key=lambda call: (self._served[call.run_id], call.rank)).run_id
         for run_id in sorted({call.run_id for call in waiting} - {favoured}, key=self._order):
+            num_free = self._resources.blocks.num_free
             if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
                 self._scheduler.suspend(run_id)
+                self.num_suspended += 1
+                self.num_dropped_suspended += self._resources.blocks.num_free - num_free
                 return True
         return False
 

@@ -289,6 +289,32 @@ class Sample(Call, frozen=True, kw_only=True, tag="sample"):
     position: Position
 
 
+MAX_GRAMMAR_BYTES = 256 << 10
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
+    what each kind takes.
+
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
+    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice, parallel}:
+    docs/tools-while-generating.md."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
+class HeldText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Holds what follows the last token to a grammar, of whose text `text` stands already. Where it is whole, one of
+    `stop_tokens` may follow, and nothing else once nothing may."""
+
+    grammar: Grammar
+    text: tuple[TokenId, ...] = ()
+    stop_tokens: tuple[TokenId, ...] = ()
+
+
 class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     """embed → forward → distribution or sample as one row of one step. Completes with Forwarded.
 
@@ -310,23 +336,7 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     distributions: tuple[DistributionRequest, ...] = ()
     sampling: Sampling | None = None  # choose the token that follows the last one
     num_drafts: Annotated[int, Meta(ge=0, le=MAX_DRAFTS)] = 0
-
-
-MAX_GRAMMAR_BYTES = 256 << 10
-
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
-
-
-class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a segment's text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
-    what each kind takes.
-
-    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
-    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice, parallel}:
-    docs/tools-while-generating.md."""
-
-    kind: GrammarKind
-    source: str = ""
+    held: HeldText | None = None  # acts on the token after the last one, where its distributions' `allowed` would
 
 
 MAX_WINDOW = 4096

@@ -9,6 +9,7 @@ import msgspec
 
 from loopwright.core.calls import QueueCall
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -67,8 +68,11 @@ class Control(Protocol):
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> Session:
-        """Begins a run. What it computes and exports is shared with those of its tenant alone."""
+    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = "") -> Session:
+        """Begins a run. What it computes and exports is shared with those of its tenant alone, and what it uses is
+        counted under the program's name."""
         ...
 
     async def stats(self) -> ControlStats: ...
+
+    async def metrics(self) -> Measured: ...

@@ -19,6 +19,7 @@ class EngineShape:
     block_size: int  # tokens a block
     num_blocks: int
     num_slots: int  # embed slots
+    block_bytes: int = 0  # KV of a block, in all layers; 0: no memory of its own
 
 
 class Executor(Protocol):

@@ -24,6 +24,10 @@ class GrammarState(Protocol):
         """Takes the next token, which must be allowed."""
         ...
 
+    def take(self, token_ids: Sequence[int]) -> int:
+        """Takes tokens up to the first that is not allowed; returns how many."""
+        ...
+
     def forced(self) -> Sequence[int]:
         """The tokens that are sure to come next, as the tokenizer would write their text; does not take them. Never
         the one with which the text would be over: that one is sampled like any other."""

@@ -12,6 +12,12 @@ Exactness: TypeAlias = Literal["reference", "deterministic", "fast"]
 fast: within a published noise floor."""
 
 
+WeightDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "stored"]
+"""How an engine keeps a model's weights. float32: torch, the reference. bfloat16, int8: the native kernels. stored: the
+same, each matrix as its file has it (4 bits for Q4_0 and Q4_1, 8 for other quantizations). auto: bfloat16 where the
+kernels can run, else float32."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """Description of a model. Token ids and sizes in tokens."""
 

@@ -168,12 +168,26 @@ class DebugInfo(Result, frozen=True, tag="debug"):
 CallResult: TypeAlias = Done | Forwarded | Segment | Progress | Imported | ExportList | DebugInfo
 
 
+class CallTiming(msgspec.Struct, frozen=True, array_like=True):
+    """When a call that was for the engine did what, on the machine's monotonic clock, and how many tokens it had. None
+    is a time that did not come. For the runtime's books: no program sees it."""
+
+    issued_s: float
+    started_s: float | None  # its first step was formed
+    first_s: float | None  # of a segment: its first token was there
+    ended_s: float
+    prompt_tokens: int  # inputs of rows of more than one, cached ones included
+    cached_tokens: int  # those of them that did not run
+    generated_tokens: int
+
+
 class Completion(msgspec.Struct, frozen=True):
     """One answer to one call. A Progress leaves the call open; any other result, or an error, ends it."""
 
     call_id: CallId
     result: CallResult | None = None
     error: ErrorInfo | None = None
+    timing: CallTiming | None = None  # if it is final, and control measures
 
     @property
     def is_final(self) -> bool:

@@ -13,6 +13,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Code
 from loopwright.core.events import Event
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 
 SandboxName = Literal["wasm", "native"]
@@ -109,6 +110,8 @@ class Runs(Protocol):
     async def runs(self) -> tuple[RunInfo, ...]: ...
 
     async def stats(self) -> ControlStats: ...
+
+    async def metrics(self) -> Measured: ...
 
 
 @asynccontextmanager

@@ -12,10 +12,13 @@ import torch
 
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
+from loopwright.core.model_info import WeightDtype
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
-from loopwright.engine.model_runner import ModelRunner
+from loopwright.engine.model_runner import ModelRunner, NativeSettings
+from loopwright.engine.native.build import InstructionSet
+from loopwright.engine.native.choice import choose, weight_types
 from loopwright.engine.step_thread import StepThread
 
 
@@ -30,12 +33,23 @@ class TorchExecutor:
         num_slots: int,
         num_threads: int | None = None,
         attention: str = "sdpa",
+        dtype: WeightDtype = "float32",
+        instructions: InstructionSet | None = None,
     ) -> None:
-        """`num_threads` is how many cores one operation uses; None leaves torch's choice."""
+        """`num_threads` is how many cores one operation uses; None leaves torch's choice. Raises Unavailable for a
+        dtype that cannot be had."""
+        choice = choose(dtype, model.config, instructions)
+        native = None
+        if choice.kernels is not None:
+            threads = num_threads or torch.get_num_threads()
+            native = NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads)
+        runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention, native=native)
         self.config = model.config
         self.quantization = model.quantization
-        self.step_weight_bytes = model.step_weight_bytes
-        runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention)
+        self.dtype = choice.dtype
+        self.exactness = choice.exactness
+        self.computed_by = choice.reason
+        self.step_weight_bytes = runner.step_weight_bytes
         self.traits = runner.traits
         self._shape = runner.shape
 
@@ -66,6 +80,8 @@ def create_executor(
     num_slots: int,
     num_threads: int | None = None,
     attention: str = "sdpa",
+    dtype: WeightDtype = "float32",
+    instructions: InstructionSet | None = None,
     ahead: DecodedAhead | None = None,
     layers: Sequence[int] = (),
 ) -> TorchExecutor:
@@ -79,4 +95,6 @@ def create_executor(
         num_slots=num_slots,
         num_threads=num_threads,
         attention=attention,
+        dtype=dtype,
+        instructions=instructions,
     )

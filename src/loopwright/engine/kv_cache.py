@@ -16,6 +16,11 @@ from loopwright.engine.loaded_model import ModelConfig, Rope
 BLOCK_SIZE = 16  # tokens a block
 
 
+def kv_bytes_per_token(config: ModelConfig) -> int:
+    """Of keys and values of all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.float32.itemsize
+
+
 class KvCache:
     """Keys and values of every layer. A place is block_id · BLOCK_SIZE + offset.
 
@@ -36,8 +41,7 @@ class KvCache:
         """Runs all copies at once; none may write what another reads."""
         if not copies:
             return
-        sources = torch.cat([_places(one.source, one.source_offset, one.size) for one in copies])
-        targets = torch.cat([_places(one.target, one.target_offset, one.size) for one in copies])
+        sources, targets = block_copy_places(copies)
         for tensor in (*self.keys, *self.values, self.positions):
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
@@ -48,16 +52,11 @@ class KvCache:
         a shifted key is what the model would have computed there, but for rounding. Attention factors of the rope are
         in the key already. Raises BadRequest or ContextTooLong, before anything moved, if a position would leave the
         context."""
-        blocks = torch.tensor(shift.block_ids, dtype=torch.int64)
-        index = torch.arange(shift.start, shift.start + shift.size)
-        places = blocks[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
-        old = self.positions[places].long()
-        new = old + shift.delta
-        _check_positions(int(new.min()), int(new.max()), shift.delta, max_context)
+        places, old, new = shifted_positions(shift, self.positions, max_context)
         turns: dict[int, Tensor] = {}  # by rope: layers share them
         for keys, rope in zip(self.keys, ropes, strict=True):
             if id(rope) not in turns:
-                turns[id(rope)] = _turn(old, new, rope.frequencies)
+                turns[id(rope)] = turn(old, new, rope.frequencies)
             pairs = torch.view_as_complex(
                 keys[places].view(len(places), keys.shape[1], -1, 2)
             )  # [size, num_kv_heads, head_dim / 2]
@@ -89,7 +88,24 @@ def _untouched_zeros(shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
-def _turn(old: Tensor, new: Tensor, frequencies: Tensor) -> Tensor:
+def block_copy_places(copies: Sequence[BlockCopy]) -> tuple[Tensor, Tensor]:
+    """The places that copies read and those that they write."""
+    sources = torch.cat([_places(one.source, one.source_offset, one.size) for one in copies])
+    return sources, torch.cat([_places(one.target, one.target_offset, one.size) for one in copies])
+
+
+def shifted_positions(shift: KvShift, positions: Tensor, max_context: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of a shift, their positions before it and after. Raises as KvCache.shift does."""
+    blocks = torch.tensor(shift.block_ids, dtype=torch.int64)
+    index = torch.arange(shift.start, shift.start + shift.size)
+    places = blocks[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
+    old = positions[places].long()
+    new = old + shift.delta
+    _check_positions(int(new.min()), int(new.max()), shift.delta, max_context)
+    return places, old, new
+
+
+def turn(old: Tensor, new: Tensor, frequencies: Tensor) -> Tensor:
     """What takes a pair from one position to another: positions [size] → complex64 [size, 1, head_dim / 2]."""
     angles = (new.float()[:, None] * frequencies).double() - (old.float()[:, None] * frequencies).double()
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]

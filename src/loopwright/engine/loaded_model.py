@@ -4,7 +4,7 @@ Made by the loader and the byte model; read by the models, the model runner and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -87,6 +87,7 @@ class LoadedModel:
     weights: Mapping[str, Tensor]
     ropes: tuple[Rope, ...]
     quantization: str
+    stored_as: Mapping[str, str] = field(default_factory=dict)  # the kind of a weight, if all its parts have one
 
     @property
     def step_weight_bytes(self) -> int:

@@ -131,7 +131,14 @@ def _assemble(
     num_elements = Counter[str]()
     for fill in fills:
         num_elements[fill.source.kind] += fill.out.size
-    return LoadedModel(config, weights, ropes, quantization=num_elements.most_common(1)[0][0])
+    kinds = {spec.name: {stored[(part.hf if is_hf else part.gguf).name].kind for part in spec.parts} for spec in specs}
+    return LoadedModel(
+        config,
+        weights,
+        ropes,
+        quantization=num_elements.most_common(1)[0][0],
+        stored_as={name: kind for name, (kind, *others) in kinds.items() if not others},
+    )
 
 
 def _check_part(origin: str, part: StoredPart, shape: tuple[int, ...], stored: Mapping[str, _Stored]) -> None:

@@ -5,7 +5,7 @@ Called by the executor, one batch at a time. It owns the model's KV cache and em
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -17,14 +17,36 @@ from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
-from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache
+from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
+from loopwright.engine.native.build import Kernels
+from loopwright.engine.native.cache import NativeKvCache
+from loopwright.engine.native.decoder import NativeDecoder
+from loopwright.engine.native.structs import WeightType
 from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step
 from loopwright.engine.sampler import Question, answer
 
+_Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeSettings:
+    """Kernels, how each weight is kept, and on how many threads they run."""
+
+    kernels: Kernels
+    weight_type: Callable[[str], WeightType]
+    num_threads: int
+
+
+class _Ends(Protocol):
+    """What comes before a model's layers and after them, as models.architecture.Model documents it."""
+
+    def embed(self, token_ids: Tensor) -> Tensor: ...
+    def normalize(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, normalized: Tensor) -> Tensor: ...
 
 
 class ModelRunner:
@@ -32,19 +54,47 @@ class ModelRunner:
 
     traits: ClassVar[tuple[Trait, ...]] = ("allocate", "forward", "input_text", "output_text")  # what `run` can do
 
-    def __init__(self, model: LoadedModel, *, num_blocks: int, num_slots: int, attention: str = "sdpa") -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        attention: str = "sdpa",
+        native: "NativeSettings | None" = None,
+    ) -> None:
+        """`native` takes the kernels of our own in place of torch's and of `attention`."""
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             num_slots=num_slots,
+            block_bytes=BLOCK_SIZE * kv_bytes_per_token(model.config),
         )
-        self._model = find_architecture(model.config.architecture).build(model)
         self._ropes = model.ropes
-        self._cache = KvCache(model.config, num_blocks)
         self._slots = EmbedStore(model.config, num_slots)
-        self._attention = make_attention(attention, self._cache)
+        self._model: _Ends
+        self._forward: _Forward
+        self._cache: KvCache | NativeKvCache
+        if native is not None:
+            self._cache = NativeKvCache(model.config, num_blocks)
+            decoder = NativeDecoder(
+                model, native.kernels, self._cache, weight_type=native.weight_type, num_threads=native.num_threads
+            )
+            self._model, self._forward = decoder, decoder.forward
+            self.step_weight_bytes = decoder.step_weight_bytes
+        else:
+            self._cache = KvCache(model.config, num_blocks)
+            built, backend = (
+                find_architecture(model.config.architecture).build(model),
+                make_attention(attention, self._cache),
+            )
+            self._model = built
+            self._forward = lambda hidden, positions, rows: built.forward(
+                hidden, positions, backend.plan(rows, positions)
+            )
+            self.step_weight_bytes = model.step_weight_bytes
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
@@ -77,8 +127,7 @@ class ModelRunner:
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
-        attention = self._attention.plan(planned, positions)
-        hidden = self._model.forward(hidden, positions, attention)
+        hidden = self._forward(hidden, positions, planned)
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
         self._write_outputs(rows, ends, hidden, positions)
         asked = [_Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]

@@ -52,6 +52,13 @@ class MatcherState:
             self._check()
             raise InternalError(f"token {token_id} is not one that the grammar allows here")
 
+    def take(self, token_ids: Sequence[int]) -> int:
+        num_valid = self._matcher.validate_tokens(list(token_ids))
+        self._check()
+        self._matcher.consume_tokens(list(token_ids[:num_valid]))
+        self._check()
+        return num_valid
+
     def forced(self) -> Sequence[int]:
         token_ids = self._matcher.compute_ff_tokens()
         self._check()

@@ -7,6 +7,9 @@ ends with the final event that its client makes, and stays readable; the rest go
 import asyncio
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -14,6 +17,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, NotFound, Overloaded, Unavailable
 from loopwright.core.events import Event
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, open_events
 from loopwright.router.followed_run import FollowedRun
@@ -126,6 +130,13 @@ class Router:
     async def stats(self) -> ControlStats:
         """Any worker's: they share one control layer, and each reports the whole of it."""
         return await self._alive()[0].stats()
+
+    async def metrics(self) -> Measured:
+        """Of all workers that live; what they share is in each one's answer, and counts once."""
+        with suppress(Unavailable):
+            answers = await self._ask_all(lambda worker: worker.metrics())
+            return reduce(or_, answers.values())
+        return NOTHING_MEASURED
 
     async def _ask_all(self, ask: Callable[[Worker], Awaitable[AnswerT]]) -> dict[Worker, AnswerT]:
         """The answer of each worker that lives to give it. Raises what one raises; Unavailable if none is left."""

@@ -35,6 +35,7 @@ from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.model_doors import ModelDoors
+from loopwright.runtime.observation import Observation
 from loopwright.runtime.segment_text import SegmentText
 from loopwright.runtime.services import Answers
 from loopwright.runtime.shown_tokens import ShownTokens
@@ -70,6 +71,7 @@ class Host:
         events: EventLog,
         limits: Limits,
         fail: Callable[[LoopwrightError], None],
+        observation: Observation,
         denial_hint: str = "",
     ) -> None:
         self._doors = doors
@@ -77,6 +79,7 @@ class Host:
         self._events = events
         self._limits = limits
         self._fail = fail
+        self._observation = observation
         self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
         self._pumps: list[asyncio.Task[None]] = []
@@ -122,6 +125,8 @@ class Host:
         if self._is_over:
             return handle
         self._num_message_bytes = len(op) if len(op) > MIN_LARGE_BYTES else 0
+        if not self._observation.has_begun:
+            self._observation.begins()
         wants_answer = True
         try:
             call = self._decode_call(op)
@@ -147,8 +152,15 @@ class Host:
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
-        if wake is not None and self._ready:
+        if wake is None:
+            self._observation.goes_on()
+            return
+        if not self._observation.has_begun:
+            self._observation.begins()
+        if self._ready:
             wake()
+        else:
+            self._observation.waits()
 
     # Calls
 
@@ -190,7 +202,7 @@ class Host:
                 self._serve(handle, call, self._answers[type(call)](call))
             case _:
                 session = self._session_for(call)
-                self._keep(handle, OpenCall(wants_answer=call.answer, session=session))
+                self._keep(handle, call, OpenCall(wants_answer=call.answer, session=session))
                 session.submit(CallId(handle), call)
 
     def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
@@ -206,7 +218,7 @@ class Host:
         tokenizer = self._text_for(call).tokenizer
         text = SegmentText(call.generate, tokenizer.token_bytes)
         shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
-        self._keep(handle, OpenCall(None, call, text, shown, session, call.answer))
+        self._keep(handle, call, OpenCall(None, call, text, shown, session, call.answer))
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         session.submit(CallId(handle), generate)
 
@@ -217,11 +229,12 @@ class Host:
             return
         task = self._tasks.create_task(self._finish_work(handle, call, answer))
         task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
-        self._keep(handle, OpenCall(task=task, wants_answer=call.answer))
+        self._keep(handle, call, OpenCall(task=task, wants_answer=call.answer))
 
-    def _keep(self, handle: int, call: OpenCall) -> None:
-        call.num_bytes = self._num_message_bytes
-        self._open[handle] = call
+    def _keep(self, handle: int, call: calls.ProgramCall, opened: OpenCall) -> None:
+        opened.num_bytes = self._num_message_bytes
+        self._open[handle] = opened
+        self._observation.opened(handle, call)
 
     def _check_bytes(self, num_bytes: int) -> None:
         """Counts anew each time: large calls are few, and small ones are bounded by their number."""
@@ -235,7 +248,7 @@ class Host:
             )
 
     def _forget(self, handle: int, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]") -> None:
-        self._open.pop(handle, None)
+        self._close(handle)
         if isinstance(answer, Coroutine):
             answer.close()
 
@@ -257,13 +270,17 @@ class Host:
         else:
             self._answer(handle, call, payload)
         finally:
-            self._open.pop(handle, None)  # before the program hears of it again: it may be at its limit
+            self._close(handle)  # before the program hears of it again: it may be at its limit
+
+    def _close(self, handle: int) -> None:
+        if self._open.pop(handle, None) is not None:
+            self._observation.closed(handle)
 
     def _stop_call(self, handle: int) -> None:
         call = self._open.get(handle)
         if call is not None and call.task is not None:
             call.task.cancel()
-            del self._open[handle]  # at once: the program may issue others before the task hears of it
+            self._close(handle)  # at once: the program may issue others before the task hears of it
         elif call is not None and call.session is not None:
             call.session.interrupt(CallId(handle))
 
@@ -298,8 +315,9 @@ class Host:
         call = self._open.get(handle)
         if call is None:
             return
+        self._observation.told(handle, completion)
         if completion.is_final:
-            del self._open[handle]
+            self._close(handle)
         if completion.error is not None:
             if completion.error.code == "internal":
                 self._fault = completion.error
@@ -349,6 +367,7 @@ class Host:
             if self._num_unread_bytes > self._limits.max_unread_bytes:
                 self._end_for_unread()
             elif self._wake is not None:
+                self._observation.goes_on()
                 self._wake()
 
     def _end_for_unread(self) -> None:

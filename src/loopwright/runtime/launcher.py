@@ -7,6 +7,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,13 +15,16 @@ from typing import Any
 
 import msgspec
 
+from loopwright.core import metrics
 from loopwright.core.child_calls import Spawn
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
     BadRequest,
     Cancelled,
+    Code,
     DeadlineExceeded,
+    ErrorInfo,
     InternalError,
     LoopwrightError,
     NotFound,
@@ -31,6 +35,8 @@ from loopwright.core.errors import (
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
 from loopwright.core.ids import RunId, TenantId
+from loopwright.core.instrument import Meter
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
@@ -45,14 +51,17 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
+from loopwright.runtime.observation import Account, Observation
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.sandbox import Sandbox
+from loopwright.runtime.sandboxes.memory_use import instance_bytes
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 from loopwright.runtime.tracing import RunTrace, TraceSink
 
+UPLOADED = "(uploaded)"  # under what runs of a source are counted: its file's name is anybody's
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 MAX_FINISHED_BYTES = 256 << 20  # of their events: they are what programs wrote
 
@@ -75,6 +84,7 @@ class Run:
     started_s: float  # wall time
     started_now_s: float  # monotonic time
     children: Children
+    observation: Observation
     parent: Children | None = None  # those of the run that spawned it
     context: Any = None  # what that one gave it
     ended_now_s: float | None = None
@@ -84,6 +94,12 @@ class Run:
     @property
     def limits(self) -> Limits:
         return self.budget.limits
+
+    def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
+        """Writes the final event, if there is none yet; who reads it finds the run counted."""
+        if self.events.final is None:
+            self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
+            self.events.finish(code, result, error)
 
     def fail(self, error: LoopwrightError) -> None:
         """Ends the run with this error, wherever it is; the first one counts."""
@@ -110,6 +126,7 @@ class Launcher:
         holds_deadline: bool = True,
         trace: TraceSink | None = None,
         tools: Toolbox = NO_TOOLS,
+        meter: Meter | None = None,
     ) -> None:
         self._models = models
         self._sandboxes = sandboxes
@@ -122,6 +139,8 @@ class Launcher:
         self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
         self._launches = LaunchQueue(clock)
+        self._meter = meter or Meter()
+        self._source = f"runtime-{secrets.token_hex(8)}"
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
         self._num_live = 0
@@ -212,6 +231,23 @@ class Launcher:
         more = {one.text.info.name: await one.control.stats() for one in others}
         return msgspec.structs.replace(stats, others=more)
 
+    async def metrics(self) -> Measured:
+        """Of the runs here, and of the control layers that answer."""
+        is_launched = [run.observation.is_launched for run in self._runs.values() if run.events.final is None]
+        num_waiting = is_launched.count(False)
+        gauges = [
+            (metrics.RUNS_RUNNING, len(is_launched) - num_waiting, ()),
+            (metrics.RUNS_WAITING, num_waiting, ()),
+            *((metrics.SANDBOXES, one.num_live, (name,)) for name, one in self._sandboxes.items()),
+        ]
+        if "wasm" in self._sandboxes and (num_bytes := await asyncio.to_thread(instance_bytes)) is not None:
+            gauges.append((metrics.SANDBOX_BYTES, num_bytes, ()))
+        measured = Measured({self._source: self._meter.series(gauges)})
+        for one in self._models.all():
+            with suppress(LoopwrightError):  # one that died says nothing more
+                measured |= await one.control.metrics()
+        return measured
+
     def check_integrity(self) -> None:
         """Nothing that services keep for runs outlives them, and no budget still holds what is over."""
         self._services.shared.check_integrity()
@@ -255,6 +291,7 @@ class Launcher:
         parent: Children | None = None,
         left_s: float = 0.0,
     ) -> Run:
+        started_now_s = self._clock.now_s()
         drawn = secrets.token_bytes(15)  # asked for once: it costs a tenth of a millisecond on some machines
         run_id = RunId(drawn[:8].hex())
         limits, permissions = program.metadata.limits.capped(self._caps), program.metadata.permissions
@@ -277,8 +314,15 @@ class Launcher:
             events=events,
             mailbox=Mailbox(events.receive, is_closed=not spec.has_input),
             started_s=self._clock.wall_s(),
-            started_now_s=self._clock.now_s(),
+            started_now_s=started_now_s,
             children=Children(run_id, budget, permissions, parent),
+            observation=Observation(
+                self._clock,
+                self._meter,
+                Account(spec.tenant, name if spec.source is None else UPLOADED, sandbox.name),
+                started_now_s,
+                sees_waits=sandbox.is_paced,
+            ),
             parent=parent,
         )
         budget.fail = run.fail
@@ -299,9 +343,9 @@ class Launcher:
             result = await self._execute_in_time(run)
         except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 (the boundary of a run: it ends, not the server)
             error = _as_error(problem, run)
-            run.events.finish(error.code, error=error.info())
+            run.finish(error.code, error=error.info())
         else:
-            run.events.finish("ok", result=result)
+            run.finish("ok", result=result)
 
     async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
         deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
@@ -322,23 +366,29 @@ class Launcher:
     async def _execute_in_sandbox(self, run: Run) -> str:
         if run.sandbox.is_paced:
             await self._launches.turn(run.tenant)
+        run.observation.launches()
         limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
         parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
         facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent, run.tenant)
-        doors = ModelDoors(self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions)
+        doors = ModelDoors(
+            self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions, run.observation.program
+        )
         trace = None
         if self._trace is not None:  # of what goes to its own model
             trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
             doors.wrap_default(trace.session)
         try:
             async with (
-                self._services.open(facts, run.children.permissions, run.budget, run.mailbox, run.events) as answers,
+                self._services.open(
+                    facts, run.children.permissions, run.budget, run.mailbox, run.events, run.observation
+                ) as answers,
                 Host(
                     doors=doors,
                     answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
                     events=run.events,
                     limits=run.limits,
                     fail=run.fail,
+                    observation=run.observation,
                     denial_hint="" if run.parent is None else DENIED_TO_CHILD,
                 ) as host,
             ):
@@ -360,7 +410,7 @@ class Launcher:
         run.budget.give_memory(run.limits.memory_mb)
         run.ended_now_s = self._clock.now_s()
         error = run.failure or Cancelled("the run was cancelled")
-        run.events.finish(error.code, error=error.info())  # counts only if there is none yet
+        run.finish(error.code, error=error.info())  # counts only if there is none yet
         self._num_finished_bytes += run.events.num_bytes
 
     # Books

@@ -29,12 +29,14 @@ class ModelDoors:
         tenant: TenantId,
         limits: ControlLimits,
         permissions: Permissions,
+        program: str,
     ) -> None:
         self.when_opened: Callable[[Session], None] | None = None  # told of each session but the first
-        self.default = models.find(default).control.open(run_id, limits, tenant)
+        self.default = models.find(default).control.open(run_id, limits, tenant, program)
         self._models = models
         self._default_name = default
         self._run_id, self._tenant, self._limits, self._permissions = run_id, tenant, limits, permissions
+        self._program = program
         self._sessions: dict[str, Session] = {default: self.default}
         self._models_of_queues: dict[QueueName, str] = {}
         self._refused: dict[QueueName, LoopwrightError] = {}  # why a queue could not be; nobody may have waited for it
@@ -88,7 +90,7 @@ class ModelDoors:
         if session is None:
             control = self._models.find(name).control
             self._permissions.check_model(name)
-            session = self._sessions[name] = control.open(self._run_id, self._limits, self._tenant)
+            session = self._sessions[name] = control.open(self._run_id, self._limits, self._tenant, self._program)
             if self.when_opened is not None:
                 self.when_opened(session)
         return session

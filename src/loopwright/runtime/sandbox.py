@@ -43,6 +43,11 @@ class Sandbox(Protocol):
     is_paced: bool
     """Whether a launch holds the event loop up so long that launches take turns with running programs."""
 
+    @property
+    def num_live(self) -> int:
+        """Programs that are running or waiting."""
+        ...
+
     async def run(
         self,
         source: str,

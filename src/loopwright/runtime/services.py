@@ -27,6 +27,7 @@ from loopwright.runtime.egress import Egress
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.nested_code import NestedCode
+from loopwright.runtime.observation import Observation
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.served_models import ServedModels
@@ -57,7 +58,13 @@ class Services:
 
     @asynccontextmanager
     async def open(
-        self, run: facts.RunFacts, permissions: Permissions, budget: Budget, mailbox: Mailbox, events: EventLog
+        self,
+        run: facts.RunFacts,
+        permissions: Permissions,
+        budget: Budget,
+        mailbox: Mailbox,
+        events: EventLog,
+        observation: Observation,
     ) -> AsyncIterator[Answers]:
         """The table for one run, for as long as it runs."""
 
@@ -74,6 +81,7 @@ class Services:
         code = NestedCode(self._code_sandbox, budget)
 
         def tell(use: ToolUse) -> None:
+            observation.used_tool(use.name, use.duration_s, use.outcome)
             events.tool(use.name, use.arguments, use.duration_s, use.outcome)
 
         async with (

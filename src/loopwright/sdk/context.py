@@ -13,6 +13,7 @@ from typing import Any, Unpack, overload
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
 from loopwright.sdk.errors import BadRequest, LoopwrightError
+from loopwright.sdk.grammar import Grammar, grammar_fields
 from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.output import Show
 from loopwright.sdk.resources import Queue, detokenize, tokenize
@@ -222,16 +223,21 @@ class Context:
         allowed: Sequence[int] | None = None,
         entropy: bool = False,
         logits: bool = False,
+        grammar: Grammar | None = None,
+        since: int = 0,
     ) -> Distribution:
         """The distribution of the next token: its k most probable ids and those that must be included.
 
-        With `allowed`, a mask, over those ids only. `entropy` and `logits` ask for those too."""
+        With `allowed`, a mask, over those ids only. With `grammar`, over those that may follow in a text of it which
+        began at token number `since`, and the tokens that end a turn where that text is whole. `allowed_mass` is what
+        those had before. `entropy` and `logits` ask for those too."""
         with self._turnstile:
             await self._prepare(opens_turn=True)
             request = {"k": k, "must_include": list(must_include), "entropy": entropy, "logits": logits}
             if allowed is not None:
                 request["allowed"] = list(allowed)
-            payload = await self._kv.ask([], distributions=[request])
+            held = None if grammar is None else await self._held(grammar, since)
+            payload = await self._kv.ask([], distributions=[request], held=held)
             return Distribution(payload["distributions"][0])
 
     async def score(self, candidates: Sequence[str | Sequence[int]]) -> list[Score]:
@@ -463,6 +469,12 @@ class Context:
     async def _tokenize(self, text: str) -> list[int]:
         ids: list[int] = (await tokenize(text, model=self._queue.model))["tokens"]
         return ids
+
+    async def _held(self, grammar: Grammar, since: int) -> dict[str, Any]:
+        """What follows held to a grammar, as the ABI's."""
+        (start, end) = self._checked([(since, len(self._log))])[0] if since < len(self._log) else (0, 0)
+        ends = (await self._run.description(self._queue.model))["model"]["eos_ids"]
+        return {"grammar": grammar_fields(grammar), "text": self._log.tokens[start:end], "stop_tokens": ends}
 
     def _checked(self, spans: Iterable[Span | range]) -> Spans:
         pairs = [(one.start, one.stop) if isinstance(one, range) else one for one in spans]

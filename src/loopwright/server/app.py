@@ -14,9 +14,12 @@ from loopwright.server import errors
 from loopwright.server.errors import json_response
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
+from loopwright.server.openapi import openapi_document, takes
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.stopping import EndsWhenStopped
+from loopwright.server.text_routes import TextRoutes
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,20 +29,27 @@ def create_app(
 ) -> FastAPI:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts."""
-    openai = OpenAIRoutes(runs, clock or SystemClock())
+    generating = OpenAIRoutes(runs, clock or SystemClock())
     programs = ProgramRoutes(runs)
+    texts = TextRoutes(runs)
 
-    async def health(request: Request) -> Response:
-        """GET /health: asks the control layer, so that a server whose model process died does not pass for well."""
-        await runs.stats()
-        return json_response({"status": "ok"})
+    @takes(answer={"type": "object", "required": ["openapi", "paths"]})
+    async def openapi(request: Request) -> Response:
+        """GET /openapi.json: this description."""
+        return json_response(openapi_document(routes))
 
     routes: list[BaseRoute] = [
-        Route("/health", health, methods=["GET"]),
-        Route("/v1/models", openai.models, methods=["GET"]),
-        Route("/v1/models/{model:path}", openai.model, methods=["GET"]),
-        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
-        Route("/v1/completions", openai.completions, methods=["POST"]),
+        Route("/health", texts.health, methods=["GET"]),
+        Route("/ready", texts.ready, methods=["GET"]),
+        Route("/metrics", MetricsRoute(runs).metrics, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
+        Route("/tokenize", texts.tokenize, methods=["POST"]),
+        Route("/detokenize", texts.detokenize, methods=["POST"]),
+        Route("/v1/models", generating.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", generating.model, methods=["GET"]),
+        Route("/v1/chat/completions", generating.chat_completions, methods=["POST"]),
+        Route("/v1/chat/completions/render", texts.render, methods=["POST"]),
+        Route("/v1/completions", generating.completions, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),

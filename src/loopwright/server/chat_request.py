@@ -14,7 +14,6 @@ from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.generation import (
-    ASKS_NOTHING,
     Generation,
     GenerationBody,
     Top,
@@ -23,12 +22,6 @@ from loopwright.server.generation import (
     read_generation,
     refuse,
 )
-
-REFUSED = (
-    "tools", "tool_choice", "functions", "function_call", "modalities", "audio", "moderation", "prediction",
-    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "verbosity", "web_search_options",
-)  # fmt: skip
-"""Parameters that are known and that a model does not honour; a deployed program may take them."""
 
 Message = dict[str, Any]
 
@@ -105,7 +98,7 @@ def read_chat(body: ChatBody) -> ChatRequest:
 
 def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request."""
-    refuse(request.body, {name: ASKS_NOTHING.get(name, ()) for name in REFUSED})
+    refuse(request.body)
     messages = [_plain_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
     return model_spec("chat", {"messages": messages}, request.generation, model)
 

@@ -51,7 +51,7 @@ class CompletionRequest:
 
 def read_completion(body: CompletionBody) -> CompletionRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
-    refuse(body, {"suffix": ("",)})
+    refuse(body)
     prompts, num_choices, best_of = _read_prompts(body), body.n or 1, body.best_of or 1
     echoes, max_tokens = body.echo is True, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.best_of and best_of < num_choices:

@@ -15,6 +15,7 @@ from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import Parameter, ProgramInfo, RunSpec
 from loopwright.server.constraints import Constraint, ConstraintBody, read_constraint
+from loopwright.server.parameters import INERT, REFUSED
 
 MAX_CHOICES = 128
 MAX_TOP = 20
@@ -167,7 +168,7 @@ def program_spec(
     for name, value in generation.given.items():
         if name in parameters:
             arguments[name] = value
-        elif name not in (*INERT, "seed") and value not in ASKS_NOTHING.get(name, ()):
+        elif name not in INERT and name != "seed" and value not in ASKS_NOTHING.get(name, ()):
             message = f"{name}: the main of {generation.model} has no parameter of that name"
             raise BadRequest(message, hint=f"leave {name} out", field=name)
     if request_name in parameters:
@@ -184,19 +185,17 @@ def program_spec(
     return RunSpec(program=program.name, arguments=arguments, seed=generation.options.get("seed"), has_input=False)
 
 
-def refuse(body: msgspec.Struct, refused: Mapping[str, Sequence[object]]) -> None:
-    """Raises BadRequest for a field of the body that has another value than those, which ask for nothing."""
-    for name, values in refused.items():
-        value = getattr(body, name)
+def refuse(body: msgspec.Struct) -> None:
+    """Raises BadRequest for a parameter that a model does not honour, unless its value asks for nothing."""
+    for name in REFUSED:
+        values = ASKS_NOTHING.get(name, ())
+        value = getattr(body, name, None)
         if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values):
             continue
         allowed = " or ".join(msgspec.json.encode(one).decode() for one in values)
         message = f"{name}: only {allowed} is supported" if allowed else f"{name}: not supported"
         raise BadRequest(message, hint=f"leave {name} out", field=name)
 
-
-INERT = ("user", "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store")
-"""Parameters that are accepted and change no answer; a deployed program that has one of that name gets it."""
 
 ASKS_NOTHING: Mapping[str, Sequence[object]] = {
     "n": (1,), "best_of": (0, 1), "temperature": (1,), "top_p": (1,), "top_k": (0,), "min_p": (0,),

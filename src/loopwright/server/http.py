@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.server.connection import STALL_S, stalling_after
 
 GRACE_S = 5  # how long requests under way may go on after the word to stop
 END_S = 2  # how long a client may take to read that it was ended
@@ -21,15 +22,16 @@ MAX_PORT = 65535
 
 
 async def serve(
-    app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None
+    app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None, *, stall_s: float = STALL_S
 ) -> signal.Signals | None:
     """Serves until SIGINT, SIGTERM or cancellation, then lets requests under way end, for a while.
 
-    `ready` gets the port, which is chosen when `port` is 0. Returns the first signal. Raises Unavailable (say, it is in
-    use) or BadRequest."""
+    `ready` gets the port, which is chosen when `port` is 0. Clients that read nothing for `stall_s` are cut off.
+    Returns the first signal. Raises Unavailable (say, it is in use) or BadRequest."""
     listener = listen(host, port)
     config = uvicorn.Config(
         app,
+        http=stalling_after(stall_s),
         lifespan="off",
         ws="none",
         log_config=None,

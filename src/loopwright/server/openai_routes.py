@@ -28,10 +28,12 @@ from loopwright.server.errors import json_response
 from loopwright.server.forms import ChatForm, CompletionForm, Form
 from loopwright.server.generation import Generation
 from loopwright.server.live_run import LiveRun, events_to_end, started_run
+from loopwright.server.openapi import takes
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import SseResponse
 
 PROGRAM_PREFIX = "program:"
+COMPLETION = {"type": "object", "required": ["id", "object", "created", "model", "choices"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,22 @@ class OpenAIRoutes:
         self._clock = clock
         self._created_s = int(clock.wall_s())
 
+    @takes(answer={"type": "object", "required": ["object", "data"]})
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the models, and each deployed program as one."""
         return json_response({"object": "list", "data": [self._model_entry(name) for name in await self._names()]})
 
+    @takes(answer={"type": "object", "required": ["id", "object", "created", "owned_by"]})
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{model}"""
+        """GET /v1/models/{model}: one of them."""
         name = request.path_params["model"]
         if name not in await self._names():
             raise _no_model(name)
         return json_response(self._model_entry(name))
 
+    @takes(ChatBody, answer=COMPLETION, streams=True)
     async def chat_completions(self, request: Request) -> Response:
-        """POST /v1/chat/completions"""
+        """POST /v1/chat/completions: the next message of a chat."""
         chat = read_chat(await read_body(request, ChatBody))
         asked = Asked(
             chat.generation,
@@ -85,8 +90,9 @@ class OpenAIRoutes:
         )
         return await self._answer(request, asked)
 
+    @takes(CompletionBody, answer=COMPLETION, streams=True)
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions"""
+        """POST /v1/completions: how texts go on."""
         completion = read_completion(await read_body(request, CompletionBody))
         asked = Asked(
             completion.generation,

@@ -15,11 +15,15 @@ from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response, status_of
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
+from loopwright.server.openapi import takes
 from loopwright.server.sse import SseResponse, sse_event
 
 MAX_SEQ = 2**53  # more than a run has events, and still a number to every peer
 
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+DETACH = {"detach": {"type": "string", "enum": ["true", "false"]}}
 
 
 class DeployBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,17 +59,19 @@ class ProgramRoutes:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
+    @takes(DeployBody)
     async def deploy(self, request: Request) -> Response:
-        """POST /v1/programs"""
+        """POST /v1/programs: puts a program on the server."""
         body = await read_body(request, DeployBody)
         return json_response(await self._runs.deploy(body.name, body.source, body.filename))
 
     async def programs(self, request: Request) -> Response:
-        """GET /v1/programs"""
+        """GET /v1/programs: the programs that are deployed."""
         return json_response({"programs": await self._runs.programs()})
 
+    @takes(ProgramRunBody, query=DETACH, streams=True)
     async def start_program(self, request: Request) -> Response:
-        """POST /v1/programs/{name}/runs"""
+        """POST /v1/programs/{name}/runs: runs a deployed program."""
         body = await read_body(request, ProgramRunBody)
         name = request.path_params["name"]
         if name not in {program.name for program in await self._runs.programs()}:
@@ -73,8 +79,9 @@ class ProgramRoutes:
         spec = RunSpec(program=name, arguments=body.arguments, seed=body.seed, model=body.model)
         return await self._start(request, body, spec)
 
+    @takes(SourceRunBody, query=DETACH, streams=True)
     async def start_source(self, request: Request) -> Response:
-        """POST /v1/runs"""
+        """POST /v1/runs: runs a program that is sent along."""
         body = await read_body(request, SourceRunBody)
         spec = RunSpec(
             source=body.source,
@@ -86,11 +93,12 @@ class ProgramRoutes:
         return await self._start(request, body, spec)
 
     async def runs(self, request: Request) -> Response:
-        """GET /v1/runs"""
+        """GET /v1/runs: the runs, also those that have ended."""
         return json_response({"runs": await self._runs.runs()})
 
+    @takes(query={"after": {"type": "integer"}}, streams=True)
     async def events(self, request: Request) -> Response:
-        """GET /v1/runs/{run}/events?after=SEQ"""
+        """GET /v1/runs/{run}/events: what a run tells, from its beginning or after an event."""
         run_id = RunId(request.path_params["run"])
         after = _read_after(request.query_params.get("after", "-1"))
         if run_id not in {info.run for info in await self._runs.runs()}:
@@ -105,14 +113,16 @@ class ProgramRoutes:
 
         return SseResponse(followed_run(self._runs, run_id, after), chunks)
 
+    @takes(status=202)
     async def cancel(self, request: Request) -> Response:
-        """POST /v1/runs/{run}/cancel, DELETE /v1/runs/{run}"""
+        """POST /v1/runs/{run}/cancel, DELETE /v1/runs/{run}: ends a run."""
         run_id = RunId(request.path_params["run"])
         await self._runs.cancel(run_id)
         return json_response({"run": run_id}, status=202)
 
+    @takes(MessageBody, status=202)
     async def send(self, request: Request) -> Response:
-        """POST /v1/runs/{run}/messages"""
+        """POST /v1/runs/{run}/messages: says something to a run."""
         run_id = RunId(request.path_params["run"])
         body = await read_body(request, MessageBody)
         messages = () if isinstance(body.message, msgspec.UnsetType) else (body.message,)
@@ -122,8 +132,10 @@ class ProgramRoutes:
         return json_response({"run": run_id}, status=202)
 
     async def _start(self, request: Request, body: ProgramRunBody, spec: RunSpec) -> Response:
-        is_detached = request.query_params.get("detach") == "true"
-        live_run = started_run(self._runs, spec, is_detached=is_detached)
+        detach = request.query_params.get("detach", "false")
+        if detach not in ("true", "false"):
+            raise BadRequest(f"detach: {detach[:50]!r} is neither true nor false", field="detach")
+        live_run = started_run(self._runs, spec, is_detached=detach == "true")
         is_streamed = body.stream if body.stream is not None else _accepts_events(request)
         if is_streamed:
             return SseResponse(live_run, _event_chunks)

@@ -22,6 +22,7 @@ from loopwright.core.errors import (
     from_info,
 )
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 from loopwright.transport import control_messages as messages
@@ -41,7 +42,7 @@ class ControlClient:
         self._link = Link.connect(address, self._take, self._lost)
         self._session_ids = count()
         self._sessions: dict[int, RemoteSession] = {}
-        self._requests: OpenRequests[ControlStats] = OpenRequests()
+        self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
 
@@ -72,21 +73,31 @@ class ControlClient:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> "RemoteSession":
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> "RemoteSession":
         """Raises Unavailable when the model worker is gone. A refusal of its own comes out of the session's receive."""
-        if not self.is_alive:
-            raise Unavailable(DIED, hint=BACK_SOON)
+        self._check_alive()
         session = RemoteSession(next(self._session_ids), self)
         self._sessions[session.session_id] = session
-        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant))
+        self.send(messages.OpenSession(session.session_id, run_id, limits, tenant, program))
         return session
 
     async def stats(self) -> ControlStats:
-        if not self.is_alive:
-            raise Unavailable(DIED, hint=BACK_SOON)
+        self._check_alive()
         number, answer = self._requests.open()
         self.send(messages.AskStats(number))
-        return await answer
+        found = await answer
+        assert isinstance(found, messages.StatsAnswer)
+        return found.stats
+
+    async def metrics(self) -> Measured:
+        self._check_alive()
+        number, answer = self._requests.open()
+        self.send(messages.AskMetrics(number))
+        found = await answer
+        assert isinstance(found, messages.MetricsAnswer)
+        return found.measured
 
     def peer_died(self) -> None:
         """For whoever watches the model worker's process; the socket notices by itself as well."""
@@ -111,6 +122,10 @@ class ControlClient:
         if self._sessions.pop(session.session_id, None) is not None:
             self.send(messages.CloseSession(session.session_id))
 
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise Unavailable(DIED, hint=BACK_SOON)
+
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
             message = messages.decode_from_control(payload)
@@ -124,8 +139,8 @@ class ControlClient:
             case messages.SessionEnded(session_id, info):
                 if (session := self._sessions.pop(session_id, None)) is not None:
                     session.end(from_info(info))
-            case messages.StatsAnswer(number, stats):
-                self._requests.answer(number, stats)
+            case messages.StatsAnswer() | messages.MetricsAnswer():
+                self._requests.answer(message.request, message)
             case messages.RequestFailed(number, info):
                 self._requests.fail(number, from_info(info))
             case messages.Welcome(models):

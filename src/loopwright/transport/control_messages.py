@@ -12,6 +12,7 @@ from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
 
@@ -31,6 +32,7 @@ class OpenSession(Message, frozen=True, tag="open"):
     run: RunId
     limits: ControlLimits
     tenant: TenantId
+    program: str = ""
 
 
 class SubmitCall(Message, frozen=True, tag="submit"):
@@ -50,6 +52,12 @@ class CloseSession(Message, frozen=True, tag="close"):
 
 class AskStats(Message, frozen=True, tag="ask_stats"):
     """Answered with StatsAnswer or RequestFailed."""
+
+    request: int
+
+
+class AskMetrics(Message, frozen=True, tag="ask_metrics"):
+    """Answered with MetricsAnswer or RequestFailed."""
 
     request: int
 
@@ -79,14 +87,20 @@ class StatsAnswer(Message, frozen=True, tag="stats"):
     stats: ControlStats
 
 
+class MetricsAnswer(Message, frozen=True, tag="metrics"):
+    request: int
+    measured: Measured
+
+
 class RequestFailed(Message, frozen=True, tag="failed"):
     request: int
     error: ErrorInfo
 
 
 InSession: TypeAlias = SubmitCall | InterruptCall | CloseSession
-ToControl: TypeAlias = Hello | OpenSession | InSession | AskStats | Goodbye
-FromControl: TypeAlias = Welcome | Completed | SessionEnded | StatsAnswer | RequestFailed
+ToControl: TypeAlias = Hello | OpenSession | InSession | AskStats | AskMetrics | Goodbye
+Answer: TypeAlias = StatsAnswer | MetricsAnswer
+FromControl: TypeAlias = Welcome | Completed | SessionEnded | Answer | RequestFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_control = msgspec.msgpack.Decoder(ToControl).decode

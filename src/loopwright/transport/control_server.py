@@ -42,8 +42,8 @@ class ControlServer(LinkServer["_Client"]):
                 self._open(peer, client, message)
             case messages.SubmitCall() | messages.InterruptCall() | messages.CloseSession():
                 self._take_in_session(peer, client, message)
-            case messages.AskStats(number):
-                self._tasks.create_task(self._answer_stats(peer, number))
+            case messages.AskStats() | messages.AskMetrics():
+                self._tasks.create_task(self._answer(peer, message))
             case messages.Goodbye():
                 self._dismiss(peer)
             case _:
@@ -66,7 +66,7 @@ class ControlServer(LinkServer["_Client"]):
 
     def _open(self, peer: Peer, client: "_Client", message: messages.OpenSession) -> None:
         try:
-            session = self._control.open(message.run, message.limits, message.tenant)
+            session = self._control.open(message.run, message.limits, message.tenant, message.program)
         except LoopwrightError as error:
             self._send(peer, messages.SessionEnded(message.session, error.info()))
             return
@@ -114,13 +114,16 @@ class ControlServer(LinkServer["_Client"]):
         if (session := client.sessions.pop(session_id, None)) is not None:
             session.close()
 
-    async def _answer_stats(self, peer: Peer, number: int) -> None:
+    async def _answer(self, peer: Peer, asked: messages.AskStats | messages.AskMetrics) -> None:
+        answer: messages.FromControl
         try:
-            stats = await self._control.stats()
+            if isinstance(asked, messages.AskStats):
+                answer = messages.StatsAnswer(asked.request, await self._control.stats())
+            else:
+                answer = messages.MetricsAnswer(asked.request, await self._control.metrics())
         except LoopwrightError as error:
-            self._send(peer, messages.RequestFailed(number, error.info()))
-        else:
-            self._send(peer, messages.StatsAnswer(number, stats))
+            answer = messages.RequestFailed(asked.request, error.info())
+        self._send(peer, answer)
 
     def _send(self, peer: Peer, message: messages.FromControl) -> None:
         self._link.send(peer, messages.encode(message))

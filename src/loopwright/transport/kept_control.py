@@ -10,6 +10,7 @@ import logging
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import Unavailable
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.transport.control_client import ControlClient, RemoteSession
 
@@ -37,14 +38,20 @@ class KeptControl:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._models
 
-    def open(self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT) -> RemoteSession:
+    def open(
+        self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
+    ) -> RemoteSession:
         """Raises Unavailable while no model worker is there."""
         self._check()
-        return self._client.open(run_id, limits, tenant)
+        return self._client.open(run_id, limits, tenant, program)
 
     async def stats(self) -> ControlStats:
         self._check()
         return await self._client.stats()
+
+    async def metrics(self) -> Measured:
+        self._check()
+        return await self._client.metrics()
 
     async def close(self) -> None:
         """Ends the connection and all its sessions, and looks for no other."""

@@ -18,6 +18,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.events import Event, Finished
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.transport import runs_messages as messages
@@ -113,6 +114,9 @@ class RunsClient:
 
     async def stats(self) -> ControlStats:
         return (await self._ask(messages.StatsAnswer, messages.AskStats)).stats
+
+    async def metrics(self) -> Measured:
+        return (await self._ask(messages.MetricsAnswer, messages.AskMetrics)).measured
 
     def peer_died(self) -> None:
         """For whoever watches the worker's process; the socket notices by itself as well."""

@@ -13,6 +13,7 @@ from loopwright.core.control import ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Event
 from loopwright.core.ids import RunId
+from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 
@@ -61,6 +62,10 @@ class AskRuns(Message, frozen=True, tag="ask_runs"):
 
 
 class AskStats(Message, frozen=True, tag="ask_stats"):
+    request: int
+
+
+class AskMetrics(Message, frozen=True, tag="ask_metrics"):
     request: int
 
 
@@ -123,6 +128,11 @@ class StatsAnswer(Message, frozen=True, tag="stats"):
     stats: ControlStats
 
 
+class MetricsAnswer(Message, frozen=True, tag="metrics"):
+    request: int
+    measured: Measured
+
+
 class RequestFailed(Message, frozen=True, tag="failed"):
     request: int
     error: ErrorInfo
@@ -138,8 +148,10 @@ class StreamFailed(Message, frozen=True, tag="stream_failed"):
     error: ErrorInfo
 
 
-Request: TypeAlias = DeployProgram | AskPrograms | StartRun | CancelRun | SendInput | AskRuns | AskStats
-Answer: TypeAlias = ProgramDeployed | ProgramsAnswer | RunStarted | RunCancelled | InputTaken | RunsAnswer | StatsAnswer
+Request: TypeAlias = DeployProgram | AskPrograms | StartRun | CancelRun | SendInput | AskRuns | AskStats | AskMetrics
+Answer: TypeAlias = (
+    ProgramDeployed | ProgramsAnswer | RunStarted | RunCancelled | InputTaken | RunsAnswer | StatsAnswer | MetricsAnswer
+)
 ToRuns: TypeAlias = Hello | Request | OpenStream | GrantCredit | CloseStream | Goodbye
 FromRuns: TypeAlias = Welcome | Answer | RequestFailed | StreamEvent | StreamFailed
 

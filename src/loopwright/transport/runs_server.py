@@ -104,6 +104,8 @@ class RunsServer(LinkServer["_Client"]):
                 return messages.RunsAnswer(number, await self._runs.runs())
             case messages.AskStats():
                 return messages.StatsAnswer(number, await self._runs.stats())
+            case messages.AskMetrics():
+                return messages.MetricsAnswer(number, await self._runs.metrics())
             case _:
                 assert_never(request)
 

@@ -6,6 +6,8 @@ They run in the native sandbox: they are ours, and cost no launch.
 
 from types import ModuleType
 
-from loopwright.runtime.builtin import chat, completion
+from loopwright.runtime.builtin import chat, completion, detokenize, tokenize
 
-BUILTIN_PROGRAMS: dict[str, ModuleType] = {"chat": chat, "completion": completion}
+BUILTIN_PROGRAMS: dict[str, ModuleType] = {
+    "chat": chat, "completion": completion, "tokenize": tokenize, "detokenize": detokenize,
+}  # fmt: skip

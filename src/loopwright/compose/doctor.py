@@ -1,0 +1,56 @@
+"""Looks at this machine: what would compute here, in how many processes, and why nothing better. Changes nothing but
+the cache, where kernels that had to be compiled stay. Asked by `loopwright doctor`."""
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from loopwright.compose.config import Config, num_cores
+from loopwright.core.errors import LoopwrightError
+from loopwright.engine.native.build import find_compiler, load_kernels, processor_sets
+from loopwright.runtime.sandboxes.fiber_check import why_not
+from loopwright.runtime.sandboxes.wasm_engine import new_engine
+from loopwright.weights.store import cache_folder, list_models
+
+_PACKAGES = ("torch", "wasmtime", "llguidance", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing of this machine. `advice` says what would make it better; empty where nothing would."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """One finding after the other; the kernels may take the seconds that compiling them takes."""
+    yield Finding("machine", f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}")
+    yield Finding("cores", f"{num_cores()} that this process may use")
+    workers = config.num_runtime_workers
+    layout = f"{workers} runtime processes, one for each model, one for HTTP" if workers else "one for everything"
+    yield Finding("processes of a server", layout)
+    yield Finding("instruction sets", ", ".join(processor_sets()) or "none that the kernels know")
+    yield Finding("compiler", find_compiler() or "none")
+    yield _kernels(config)
+    reason = why_not(new_engine())
+    yield Finding("sandbox", "fibers" if reason is None else f"re-entrant calls, which are slower: {reason}")
+    yield Finding("cache folder", str(cache_folder()))
+    names = ", ".join(one.name for one in list_models())
+    yield Finding("models", names or "none", "" if names else "loopwright model pull default")
+    yield Finding("packages", ", ".join(f"{name} {version(name)}" for name in _PACKAGES))
+
+
+def _kernels(config: Config) -> Finding:
+    wanted = config.engine.instructions
+    if config.engine.dtype == "float32":
+        return Finding("engine", "torch, float32: engine.dtype says so", "set engine.dtype = 'auto'")
+    try:
+        kernels = load_kernels(cache_folder(), None if wanted == "auto" else wanted)
+    except LoopwrightError as error:
+        return Finding("engine", f"torch, float32: {error}", error.hint or "")
+    return Finding(
+        "engine", f"native kernels for {kernels.instructions}, {kernels.origin}; models that do not fit: torch"
+    )

@@ -1,0 +1,388 @@
+// A decoder's layers over a flat batch of tokens, and its head: two calls a step, no memory of their own but scratch.
+//
+// Called by native/decoder.py through ctypes; the structs here are mirrored in native/structs.py. Tokens of any number
+// of rows lie one after the other; what a token is computed with is its own row's KV and nothing of another row.
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "attention.h"
+#include "matrices.h"
+#include "team.h"
+
+using namespace loopwright;
+
+extern "C" {
+
+struct Layer {
+    Matrix qkv, output, gate_up, down;  // gate_up: of each panel the first 16 outputs are gates, the others their ups
+    const float *attention_norm, *mlp_norm;              // [hidden]
+    const float *attention_post_norm, *mlp_post_norm;    // [hidden], or null
+    const float *query_norm, *key_norm;                  // [head_dim], or null
+    bf16 *keys, *values;                                 // the layer's cache, see attention.h
+    const float* frequencies;                            // [head_dim / 2], radians a position
+    float magnitude;                                     // of rotated queries and keys
+    int32_t window;                                      // 0: none
+};
+
+struct Model {
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
+    int32_t is_gelu;    // tanh-approximated gelu in place of silu
+    float epsilon;
+    float query_scale;  // on queries, beside head_dim ** -0.5 on scores
+    const Layer* layers;
+    int32_t* positions;  // of the cache's places
+    Matrix head;
+};
+
+// The tokens of a step. Row r has blocks[block_starts[r]] …; token t belongs to row rows[t].
+struct Step {
+    int32_t num_tokens;
+    const int32_t *rows, *places, *own_places, *token_positions;  // [num_tokens]
+    const int32_t *blocks, *block_starts;
+    const int64_t* shown_starts;  // [num_tokens] into `shown`, or -1: all; null: no masks at all
+    const uint16_t* shown;        // by block, bit i for place i
+};
+}
+
+namespace {
+
+template <class T>
+struct Scratch {
+    T* data = nullptr;
+    size_t size = 0;
+    T* at_least(size_t wanted) {
+        if (wanted > size) {
+            free(data);
+            size = wanted + wanted / 4;
+            data = (T*)aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64);
+        }
+        return data;
+    }
+    ~Scratch() { free(data); }
+};
+
+struct Workspace {
+    Team team;
+    Scratch<float> heads, added, sums, tops, totals, scales;
+    Scratch<bf16> queries, values, middle;
+    Scratch<int8_t> levels;
+    Scratch<int32_t> level_sums;
+    explicit Workspace(int num_threads) : team(num_threads) {}
+
+    Inputs inputs(int num_vectors, int width) {
+        size_t size = (size_t)num_vectors * width, num_groups = (size + kGroup - 1) / kGroup;
+        return {values.at_least(size), levels.at_least(size), scales.at_least(num_groups), level_sums.at_least(num_groups)};
+    }
+};
+
+float inverse_norm(const float* vector, int size, float epsilon) {
+    Floats squares = {};
+    int i = 0;
+    for (; i + kLanes <= size; i += kLanes) squares += load(vector + i) * load(vector + i);
+    float sum = sum_of(squares);
+    for (; i < size; i++) sum += vector[i] * vector[i];
+    return 1 / std::sqrt(sum / size + epsilon);
+}
+
+void normalize(const float* vector, const float* weight, int size, float epsilon, bf16* to) {
+    float inverse = inverse_norm(vector, size, epsilon);
+    for (int i = 0; i < size; i += kLanes) store_bf16(to + i, load(vector + i) * inverse * load(weight + i));
+}
+
+void add_normalized(const float* vector, const float* weight, int size, float epsilon, float* to) {
+    float inverse = inverse_norm(vector, size, epsilon);
+    for (int i = 0; i < size; i += kLanes) store(to + i, load(to + i) + load(vector + i) * inverse * load(weight + i));
+}
+
+// A head normalised where the model has norms, turned pair by pair, scaled.
+void rotate(const float* head, const float* norm, float epsilon, const float* turns, int head_dim, float scale, float* to) {
+    float inverse = norm ? inverse_norm(head, head_dim, epsilon) : 1;
+    for (int i = 0; i < head_dim; i += 2) {
+        float real = head[i], imaginary = head[i + 1], cosine = turns[i], sine = turns[i + 1];
+        if (norm) real = real * inverse * norm[i], imaginary = imaginary * inverse * norm[i + 1];
+        to[i] = (real * cosine - imaginary * sine) * scale;
+        to[i + 1] = (real * sine + imaginary * cosine) * scale;
+    }
+}
+
+// Whether they still are after rounding to bf16. In bits, because compilers may skip arithmetic on what is not.
+bool are_finite(const float* vector, int size) {
+    Words found = {};
+    for (int i = 0; i < size; i += kLanes) {
+        Words exponents = (Words)widen(narrow(load(vector + i))) & 0x7f800000;
+        found |= (Words)(exponents == 0x7f800000);
+    }
+    for (int lane = 0; lane < kLanes; lane++)
+        if (found[lane]) return false;
+    return true;
+}
+
+// The outputs of a panel to their places in a vector of `width`; padding goes nowhere.
+void write_panel(float* vector, int panel, int width, Floats low, Floats high) {
+    int left = width - panel * kPanel;
+    float* to = vector + panel * kPanel;
+    if (left >= kPanel) {
+        store(to, low);
+        store(to + kLanes, high);
+    } else {
+        float both[kPanel];
+        store(both, low);
+        store(both + kLanes, high);
+        memcpy(to, both, sizeof(float) * left);
+    }
+}
+
+Floats silu(Floats x) { return x / (1.0f + exp_of(-x)); }
+
+Floats gelu(Floats x) {
+    Floats inner = 0.797884561f * (x + 0.044715f * x * x * x);
+    Floats power = exp_of(-2.0f * inner);  // tanh(y) = (1 - e^-2y) / (1 + e^-2y)
+    return 0.5f * x * (1.0f + (1.0f - power) / (1.0f + power));
+}
+
+// Tokens of one row that follow one another: their query heads of one KV head are one tile.
+struct Tile {
+    int first, count, num_parts;
+};
+
+class StepRun {
+   public:
+    StepRun(const Model& model, const Step& step, float* hidden, Workspace& space)
+        : model_(model), step_(step), hidden_(hidden), space_(space), num_tokens_(step.num_tokens) {
+        shared_ = model.num_heads / model.num_kv_heads;
+        heads_width_ = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+        int width = model.hidden > model.intermediate ? model.hidden : model.intermediate;
+        int attended = model.num_heads * model.head_dim;
+        inputs_ = space.inputs(num_tokens_, width > attended ? width : attended);
+        middle_ = inputs_;
+        middle_.values = space.middle.at_least((size_t)num_tokens_ * model.intermediate);
+        make_tiles();
+        make_turns();
+        heads_ = space.heads.at_least((size_t)num_tokens_ * heads_width_);
+        added_ = space.added.at_least((size_t)num_tokens_ * model.hidden);
+        queries_ = space.queries.at_least((size_t)num_tokens_ * attended);
+        size_t num_partial = (size_t)num_tokens_ * model.num_heads * num_parts_;
+        sums_ = space.sums.at_least(num_partial * model.head_dim);
+        tops_ = space.tops.at_least(num_partial);
+        totals_ = space.totals.at_least(num_partial);
+    }
+
+    void run() {
+        space_.team.run(kPhases * model_.num_layers, [this](int, Team::Phases& phases) {
+            for (int i = 0; i < model_.num_layers; i++) run_layer(model_.layers[i], turn_of_layer_[i], phases);
+        });
+    }
+
+   private:
+    static constexpr int kPhases = 12;
+
+    void make_tiles() {
+        int most = kTileQueries / shared_ > 0 ? kTileQueries / shared_ : 1;
+        for (int token = 0; token < num_tokens_;) {
+            int count = 1;
+            while (count < most && token + count < num_tokens_ && step_.rows[token + count] == step_.rows[token]) count++;
+            int parts = step_.own_places[token + count - 1] / kPart + 1;
+            tiles_.push_back({token, count, parts});
+            for (int part = 0; part < parts; part++) items_.push_back({(int)tiles_.size() - 1, part});
+            if (parts > num_parts_) num_parts_ = parts;
+            token += count;
+        }
+    }
+
+    // cos and sin of each token's angles, for each set of frequencies that layers use.
+    void make_turns() {
+        int half = model_.head_dim / 2;
+        for (int i = 0; i < model_.num_layers; i++) {
+            const Layer& layer = model_.layers[i];
+            int known = 0, count = (int)turns_.size();
+            while (known < count && (turns_[known].frequencies != layer.frequencies || turns_[known].magnitude != layer.magnitude))
+                known++;
+            turn_of_layer_.push_back(known);
+            if (known < count) continue;
+            turns_.push_back({layer.frequencies, layer.magnitude, std::vector<float>((size_t)num_tokens_ * model_.head_dim)});
+            float* to = turns_.back().values.data();
+            for (int token = 0; token < num_tokens_; token++)
+                for (int pair = 0; pair < half; pair++) {
+                    float angle = (float)step_.token_positions[token] * layer.frequencies[pair];
+                    *to++ = (float)(std::cos((double)angle)) * layer.magnitude;
+                    *to++ = (float)(std::sin((double)angle)) * layer.magnitude;
+                }
+        }
+    }
+
+    void run_layer(const Layer& layer, int turn, Team::Phases& phases) {
+        phases.run(num_tokens_, [&](int token) { read_hidden(token, layer.attention_norm, layer.qkv.kind); });
+        phases.run(layer.qkv.num_panels(), [&](int panel) {
+            times_panel(layer.qkv, panel, inputs_, 0, num_tokens_, [&](int token, Floats low, Floats high) {
+                write_panel(heads_ + (size_t)token * heads_width_, panel, heads_width_, low, high);
+            });
+        });
+        phases.run(num_tokens_, [&](int token) { write_kv(token, layer, turns_[turn].values.data()); });
+        phases.run((int)items_.size() * model_.num_kv_heads, [&](int item) { attend(item, layer); });
+        phases.run(num_tokens_, [&](int token) { read_attended(token, layer.output.kind); });
+        project(layer.output, inputs_, layer.attention_post_norm, phases);
+        phases.run(num_tokens_, [&](int token) { read_hidden(token, layer.mlp_norm, layer.gate_up.kind); });
+        phases.run(layer.gate_up.num_panels(), [&](int panel) {
+            times_panel(layer.gate_up, panel, inputs_, 0, num_tokens_, [&](int token, Floats gate, Floats up) {
+                Floats gated = (model_.is_gelu ? gelu(gate) : silu(gate)) * up;
+                store_bf16(middle_.values + (size_t)token * model_.intermediate + panel * kLanes, gated);
+            });
+        });
+        if (layer.down.kind != kBf16)
+            phases.run(num_tokens_, [&](int token) { to_levels(middle_, token, model_.intermediate); });
+        project(layer.down, middle_, layer.mlp_post_norm, phases);
+    }
+
+    // hidden += matrix · inputs, normalised first where the model does that.
+    void project(const Matrix& matrix, const Inputs& inputs, const float* post_norm, Team::Phases& phases) {
+        float* target = post_norm ? added_ : hidden_;
+        phases.run(matrix.num_panels(), [&](int panel) {
+            times_panel(matrix, panel, inputs, 0, num_tokens_, [&](int token, Floats low, Floats high) {
+                float* to = target + (size_t)token * model_.hidden + panel * kPanel;
+                bool is_whole = (panel + 1) * kPanel <= model_.hidden;
+                if (!post_norm) low += load(to), high = is_whole ? high + load(to + kLanes) : high;
+                store(to, low);
+                if (is_whole) store(to + kLanes, high);
+            });
+        });
+        if (post_norm)
+            phases.run(num_tokens_, [&](int token) {
+                size_t at = (size_t)token * model_.hidden;
+                add_normalized(added_ + at, post_norm, model_.hidden, model_.epsilon, hidden_ + at);
+            });
+    }
+
+    void read_hidden(int token, const float* norm, Kind kind) {
+        size_t at = (size_t)token * model_.hidden;
+        normalize(hidden_ + at, norm, model_.hidden, model_.epsilon, inputs_.values + at);
+        if (kind != kBf16) to_levels(inputs_, token, model_.hidden);
+    }
+
+    // Rotated queries to their place, rotated keys and values to the cache.
+    void write_kv(int token, const Layer& layer, const float* turns) {
+        const int dim = model_.head_dim, place = step_.places[token], offset = place % kBlock;
+        const float* heads = heads_ + (size_t)token * heads_width_;
+        const float* turn = turns + (size_t)token * dim;
+        alignas(64) float turned[kMaxHeadDim];
+        for (int head = 0; head < model_.num_heads; head++, heads += dim) {
+            rotate(heads, layer.query_norm, model_.epsilon, turn, dim, model_.query_scale, turned);
+            bf16* to = queries_ + ((size_t)token * model_.num_heads + head) * dim;
+            for (int i = 0; i < dim; i += kLanes) store_bf16(to + i, load(turned + i));
+        }
+        const size_t block = (size_t)(place / kBlock) * model_.num_kv_heads * kBlock * dim;
+        const float* values = heads + model_.num_kv_heads * dim;
+        for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, values += dim) {
+            rotate(heads, layer.key_norm, model_.epsilon, turn, dim, 1, turned);
+            if (!are_finite(values, dim)) std::fill(turned, turned + dim, NAN);
+            bf16 key[kMaxHeadDim], value[kMaxHeadDim];
+            for (int i = 0; i < dim; i += kLanes) {
+                store_bf16(key + i, load(turned + i));
+                store_bf16(value + i, turned[0] == turned[0] ? load(values + i) : Floats{});
+            }
+            bf16* keys_at = layer.keys + block + head * kBlock * dim + 2 * offset;
+            for (int pair = 0; pair < dim / 2; pair++) memcpy(keys_at + pair * 2 * kBlock, key + 2 * pair, 4);
+            bf16* values_at = layer.values + block + head * kBlock * dim + (offset / 2) * 2 * dim + offset % 2;
+            for (int i = 0; i < dim; i++) values_at[2 * i] = value[i];
+        }
+    }
+
+    // Of query q of the model and part p of its context: sums_[(q · num_parts_ + p) · head_dim].
+    void attend(int number, const Layer& layer) {
+        const Item& item = items_[number / model_.num_kv_heads];
+        const Tile& tile = tiles_[item.tile];
+        const int kv_head = number % model_.num_kv_heads, dim = model_.head_dim;
+        const size_t stride = (size_t)kBlock * dim;
+        HeadCache cache{layer.keys + kv_head * stride, layer.values + kv_head * stride, model_.positions,
+                        stride * model_.num_kv_heads, dim};
+        const int32_t* blocks = step_.blocks + step_.block_starts[step_.rows[tile.first]];
+        for (int start = 0; start < tile.count * shared_; start += kTileQueries) {
+            int count = tile.count * shared_ - start < kTileQueries ? tile.count * shared_ - start : kTileQueries;
+            Query queries[kTileQueries];
+            float *sums[kTileQueries], tops[kTileQueries], totals[kTileQueries];
+            size_t at[kTileQueries];
+            for (int i = 0; i < count; i++) {
+                int token = tile.first + (start + i) / shared_, head = kv_head * shared_ + (start + i) % shared_;
+                size_t query = (size_t)token * model_.num_heads + head;
+                bool is_masked = step_.shown_starts && step_.shown_starts[token] >= 0;
+                queries[i] = {queries_ + query * dim, step_.own_places[token], step_.token_positions[token],
+                              is_masked ? step_.shown + step_.shown_starts[token] : nullptr};
+                at[i] = query * num_parts_ + item.part;
+                sums[i] = sums_ + at[i] * dim;
+            }
+            float scale = 1 / std::sqrt((float)dim);
+            attend_part(cache, blocks, item.part, queries, count, layer.window, scale, sums, tops, totals);
+            for (int i = 0; i < count; i++) tops_[at[i]] = tops[i], totals_[at[i]] = totals[i];
+        }
+    }
+
+    void read_attended(int token, Kind kind) {
+        const int dim = model_.head_dim, width = model_.num_heads * dim;
+        const int num_parts = step_.own_places[token] / kPart + 1;
+        for (int head = 0; head < model_.num_heads; head++) {
+            size_t at = ((size_t)token * model_.num_heads + head) * num_parts_;
+            merge(sums_ + at * dim, tops_ + at, totals_ + at, num_parts, dim, inputs_.values + (size_t)token * width + head * dim);
+        }
+        if (kind != kBf16) to_levels(inputs_, token, width);
+    }
+
+    static constexpr int kMaxHeadDim = 512;
+
+    struct Item {
+        int tile, part;
+    };
+    struct Turns {
+        const float* frequencies;
+        float magnitude;
+        std::vector<float> values;
+    };
+
+    const Model& model_;
+    const Step& step_;
+    float* hidden_;
+    Workspace& space_;
+    int num_tokens_, shared_, heads_width_, num_parts_ = 1;
+    Inputs inputs_, middle_;
+    float *heads_, *added_, *sums_, *tops_, *totals_;
+    bf16* queries_;
+    std::vector<Tile> tiles_;
+    std::vector<Item> items_;
+    std::vector<Turns> turns_;
+    std::vector<int> turn_of_layer_;
+};
+
+}  // namespace
+
+extern "C" {
+
+void* workspace_new(int num_threads) { return new Workspace(num_threads); }
+
+void workspace_free(void* space) { delete (Workspace*)space; }
+
+// All layers: hidden [num_tokens][hidden] in place.
+void forward(const Model* model, const Step* step, float* hidden, void* space) {
+    for (int token = 0; token < step->num_tokens; token++)
+        model->positions[step->places[token]] = step->token_positions[token];
+    StepRun(*model, *step, hidden, *(Workspace*)space).run();
+}
+
+// The head: normalized [num_vectors][hidden] → logits [num_vectors][vocabulary].
+void logits(const Matrix* head, const float* normalized, int num_vectors, float* to, void* space) {
+    Workspace& work = *(Workspace*)space;
+    const int width = head->num_inputs;
+    Inputs inputs = work.inputs(num_vectors, width);
+    work.team.run(2, [&](int, Team::Phases& phases) {
+        phases.run(num_vectors, [&](int vector) {
+            size_t at = (size_t)vector * width;
+            for (int i = 0; i < width; i += kLanes) store_bf16(inputs.values + at + i, load(normalized + at + i));
+            if (head->kind != kBf16) to_levels(inputs, vector, width);
+        });
+        phases.run((head->num_panels() + 7) / 8, [&](int piece) {
+            for (int panel = piece * 8; panel < piece * 8 + 8 && panel < head->num_panels(); panel++)
+                times_panel(*head, panel, inputs, 0, num_vectors, [&](int vector, Floats low, Floats high) {
+                    write_panel(to + (size_t)vector * head->num_outputs, panel, head->num_outputs, low, high);
+                });
+        });
+    });
+}
+}

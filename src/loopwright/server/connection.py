@@ -1,0 +1,56 @@
+"""One client's connection: uvicorn's, with an end for clients that stop reading. Never knows a request.
+
+Made by uvicorn, as `http` configures it. When a client does not read, what is written stays in our memory. Beyond the
+transport's high-water mark its answer waits; once it has read nothing for a while, the connection is cut, and with it
+ends whatever was done for it.
+"""
+
+import asyncio
+import logging
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+STALL_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(HttpToolsProtocol):
+    """A subclass says how long a client may read nothing while an answer waits for it."""
+
+    stall_s = STALL_S
+    _check: asyncio.TimerHandle | None = None
+    _num_unread = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        self._unwatch()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._check = self.loop.call_later(self.stall_s, self._look)
+
+    def _unwatch(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
+    def _look(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_unread:  # it reads, if slowly
+            self._watch()
+            return
+        _log.warning("a client read nothing for %s s: its connection is cut", self.stall_s)
+        self.transport.abort()
+
+
+def stalling_after(stall_s: float) -> type[Connection]:
+    """Connections that are cut after so long."""
+    return type("Connection", (Connection,), {"stall_s": stall_s})

@@ -1,0 +1,143 @@
+"""The routes about a model's text: its tokens, the text of tokens, the tokens of a chat. Each is a run like any other.
+
+Never tokenizes: the built-in programs do. Used by app.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loopwright.core.errors import BadRequest, LoopwrightError, NotFound, Unavailable, from_info
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import Runs, RunSpec
+from loopwright.server.body import read_body
+from loopwright.server.chat_request import ChatBody, MessageBody, chat_spec, read_chat
+from loopwright.server.disconnect import unless_disconnected
+from loopwright.server.errors import json_response
+from loopwright.server.generation import TokenId
+from loopwright.server.live_run import read_to_end, started_run
+from loopwright.server.openapi import takes
+from loopwright.server.renaming import renamed
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A text or a chat. `add_special_tokens` begins a text as a context begins."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[MessageBody], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """The prompt of a chat completion, and what writes it."""
+
+    model: str
+    token_ids: tuple[int, ...]
+    text: str
+    system_fingerprint: str
+
+
+class TextRoutes:
+    """What a client asks who does its own counting."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    @takes(TokenizeBody, answer=Tokenized)
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the tokens of a text or of a chat."""
+        body = await read_body(request, TokenizeBody)
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequest("prompt: send either prompt or messages", field="prompt")
+        model = self._model(body.model)
+        arguments: dict[str, Any] = {"with_strings": body.return_token_strs is True}
+        if body.messages is not None:
+            if body.add_special_tokens is not None:
+                raise BadRequest("add_special_tokens: a chat template says it itself", field="add_special_tokens")
+            chat = read_chat(ChatBody(model=model.name, messages=body.messages))
+            arguments["messages"] = chat_spec(chat, model).arguments["messages"]
+            arguments["add_generation_prompt"] = body.add_generation_prompt is not False
+        else:
+            if body.add_generation_prompt is not None:
+                raise BadRequest("add_generation_prompt: only with messages", field="add_generation_prompt")
+            arguments |= {"text": body.prompt, "starts_context": body.add_special_tokens is not False}
+        found = await self._run(request, "tokenize", model, arguments)
+        tokens, strings = found["tokens"], found["strings"]
+        return json_response(Tokenized(len(tokens), model.max_context, tuple(tokens), strings and tuple(strings)))
+
+    @takes(DetokenizeBody, answer=Detokenized)
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of tokens."""
+        body = await read_body(request, DetokenizeBody)
+        found = await self._run(request, "detokenize", self._model(body.model), {"tokens": body.tokens})
+        return json_response(Detokenized(found["text"]))
+
+    @takes(ChatBody, answer=Rendered)
+    async def render(self, request: Request) -> Response:
+        """POST /v1/chat/completions/render: the tokens that a chat completion would run as its prompt."""
+        chat = read_chat(await read_body(request, ChatBody))
+        model = self._model(chat.body.model)
+        messages = chat_spec(chat, model).arguments["messages"]
+        found = await self._run(request, "tokenize", model, {"messages": messages, "with_text": True})
+        tokens = found["tokens"]
+        if (num_kept := chat.body.truncate_prompt_tokens) is not None:
+            tokens = tokens[-num_kept:]
+        return json_response(Rendered(model.name, tuple(tokens), found["text"], model.fingerprint))
+
+    @takes(answer={"type": "object", "required": ["status"]})
+    async def health(self, request: Request) -> Response:
+        """GET /health: asks the control layer, so that a server whose model process died does not pass for well."""
+        await self._runs.stats()
+        return json_response({"status": "ok"})
+
+    @takes(answer={"type": "object", "required": ["status", "models"]})
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: whether a request would be served now. Runs one for each model, of the smallest kind."""
+        names = [model.name for model in self._runs.models()]
+        try:
+            for name in names:
+                await self._run(request, "tokenize", self._model(name), {"text": ""})
+        except LoopwrightError as error:
+            raise Unavailable(f"the server is not ready: {error.message}", hint=error.hint) from None
+        return json_response({"status": "ready", "models": names})
+
+    def _model(self, name: str | None) -> ModelInfo:
+        for model in self._runs.models():
+            if name is None or model.name == name:
+                return model
+        raise NotFound(f"the model {name!r} does not exist", hint="GET /v1/models lists those that do", field="model")
+
+    async def _run(self, request: Request, program: str, model: ModelInfo, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+        """The result of a built-in program. Raises what ended it."""
+        spec = RunSpec(program=program, arguments=arguments, sandbox="native", model=model.name)
+
+        async def result() -> Any:  # noqa: ANN401 (JSON)
+            async with started_run(self._runs, spec) as run:
+                _, finished = await read_to_end(run)
+            if finished.error is not None:
+                raise renamed(from_info(finished.error), {"text": "prompt"})
+            return finished.result
+
+        return await unless_disconnected(request.receive, result())

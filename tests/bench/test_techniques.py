@@ -1,0 +1,129 @@
+"""The techniques suite: every technique does as a program what its client does, over a real server on loopback."""
+
+import asyncio
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loopwright.bench.suite import SCALES, Options
+from loopwright.bench.techniques.cases import Case, make_cases
+from loopwright.bench.techniques.clients import CLIENTS
+from loopwright.bench.techniques.endpoint import Endpoint
+from loopwright.bench.techniques.suite import DECODE_TOKENS, METRICS, driving, measure, measure_case, serving
+from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.engine.scripted import ScriptedExecutor
+from loopwright.runtime.program import read_program
+from system_rig import byte_system, byte_text, system_over
+
+PROGRAMS = Path(inspect.getfile(measure)).parent / "programs"
+
+UNEXPORT = "from loopwright import unexport_context\nasync def main(): await unexport_context('bench/prefix')"
+
+
+class BenchSystem:
+    """What the suite needs of a system."""
+
+    def __init__(self, system) -> None:
+        self.runs, self.control = system.launcher, system.controller
+
+
+TINY = {
+    "completion": {"max_tokens": 4},
+    "prefix_tree": {"parts": [["One."], ["A", "B"], ["C", "D"]], "max_tokens": 3},
+    "tree_of_thought": {"max_tokens": 3},
+    "recursion_of_thought": {"system": "Solve.", "depth": 1, "max_tokens": 3},
+    "graph_of_thought": {"lengths": [2, 5, 3, 4], "levels": 1, "max_tokens": 3},
+    "skeleton_of_thought": {"plan_tokens": 6, "max_tokens": 3},
+    "prefix_cache": {"system": "A museum of clocks.", "max_tokens": 4},
+    "ebnf": {"max_tokens": 6},
+    "speculative": {"max_tokens": 6},
+    "beam": {"beams": 2, "max_tokens": 3},
+    "attention_sink": {"stride": 8, "max_tokens": 16},
+    "react": {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3},
+    "code_act": {"system": "Code.", "max_tokens": 3},
+    "swarm": {"roles": ["Begin.", "End."], "max_tokens": 3},
+}
+
+
+def tiny(technique: str) -> Case:
+    """The technique with the fewest tokens."""
+    case = make_cases("small")[technique]
+    roles = 2 if technique == "swarm" else 1
+    return replace(case, num_requests=2, arguments={**case.arguments, **TINY[technique]}, roles=roles)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_program_and_client_have_the_same_parameters_which_the_case_fills(scale) -> None:
+    for name, case in make_cases(scale).items():
+        program = read_program((PROGRAMS / f"{name}.py").read_text(), f"{name}.py")
+        _, *parameters = inspect.signature(CLIENTS[name]).parameters
+        for inputs in case.inputs("1234567"):
+            program.check_arguments(inputs)
+            assert sorted(inputs.keys() - {"role"}) == sorted(parameters)
+    assert set(make_cases(scale)) == set(CLIENTS) == {path.stem for path in PROGRAMS.glob("*.py")} == set(TINY)
+
+
+OTHERWISE_SPENT = {"prefix_tree", "tree_of_thought", "speculative", "beam", "attention_sink"}
+"""Where a row of one token is not one token written: forks run their last token again, guesses are rows of several, a
+client's beams are prompts, and a prompt under a window runs in portions."""
+
+
+@pytest.mark.wasm
+async def test_both_sides_of_every_technique_are_measured_and_spend_the_same_tokens() -> None:
+    cases = [tiny(name) for name in CLIENTS]
+    async with byte_system(num_blocks=1024) as system, driving(BenchSystem(system), cases) as driver:
+        for case in cases:
+            rows = {row.metric: row for row in await measure_case(driver, case, 1)}
+            assert list(rows) == [metric.name for metric in METRICS]
+            assert {(row.case, row.peer) for row in rows.values()} == {(f"technique={case.technique}", "client")}
+            assert all(row.value > 0 and row.peer_value for row in rows.values() if row.metric != DECODE_TOKENS.name)
+            decoded = rows[DECODE_TOKENS.name]
+            assert decoded.value == decoded.peer_value or case.technique in OTHERWISE_SPENT, case.technique
+        await system.run(UNEXPORT)
+
+
+SAME_WORK = sorted(
+    set(CLIENTS)
+    - {"tree_of_thought", "recursion_of_thought", "graph_of_thought"}  # they draw
+    - {"attention_sink", "beam"}  # a client has no window, and all but one token are equally probable here
+)
+
+
+@pytest.mark.wasm
+async def test_program_and_client_come_to_the_same_end() -> None:
+    """Beside a model whose next letter depends on all letters before it."""
+
+    def next_token(history: tuple[int, ...]) -> int:
+        return 97 + sum(place * token for place, token in enumerate(history)) % 26
+
+    engine = ScriptedExecutor(next_token, num_blocks=1024)
+    cases = {name: tiny(name) for name in SAME_WORK}
+    async with (
+        system_over(engine, byte_text(engine)) as system,
+        serving(BenchSystem(system), list(cases.values())) as url,
+        Endpoint(url, "byte") as api,
+    ):
+        for name, case in cases.items():
+            inputs = case.inputs("1234567")
+            *_, ours = await asyncio.gather(*(api.run(case.program, arguments) for arguments in inputs))
+            arguments = {key: value for key, value in inputs[0].items() if key != "role"}
+            assert ours == await CLIENTS[name](api, **arguments), name
+        await system.run(UNEXPORT)
+    engine.close()
+
+
+async def test_a_client_that_fails_is_an_error_and_no_measurement() -> None:
+    case = replace(tiny("completion"), arguments={"max_tokens": 0})
+    async with byte_system() as system, driving(BenchSystem(system), [case]) as driver:
+        with pytest.raises(Unavailable, match="the client of completion failed"):
+            await driver.ask(case, "client", 1)
+
+
+async def test_a_technique_that_does_not_exist_is_refused_before_a_system_is_opened() -> None:
+    def never(model: str, *, prefix_cache: bool = False):
+        raise AssertionError
+
+    with pytest.raises(BadRequest, match="no technique 'tree'"):
+        await measure(Options(techniques=("tree",)), never)

@@ -1,0 +1,280 @@
+"""The native kernels: each instruction set and each kind of weight beside float32 torch over the same weights, and a
+row's bits, which nothing but the row decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from engine_rig import Rig, dense_rows, runs_of, some_tokens
+from parity import ARCHITECTURES
+
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, KvShift
+from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
+from loopwright.engine.executor import TorchExecutor
+from loopwright.engine.model_runner import NativeSettings
+from loopwright.engine.native import build
+from loopwright.engine.native.choice import choose
+from loopwright.engine.native.decoder import misfit
+from loopwright.engine.native.packing import GROUP, PANEL, PackedMatrix, pack
+from loopwright.weights.store import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from loopwright.engine.loaded_model import LoadedModel
+    from loopwright.engine.native.structs import WeightType
+
+SETS = build.processor_sets()
+CASES = [(SETS[0], kind) for kind in ("bf16", "q8", "q4")] + [
+    (one, kind) for one in SETS[1:] for kind in ("bf16", "q8", "q4")
+]
+FITTING = [name for name, fields in ARCHITECTURES.items() if "head_dim" not in fields or fields["head_dim"] == 32]
+FITTING = [name for name in FITTING if "experts" not in ARCHITECTURES[name]]
+# Root mean square of the error of all log-probabilities over their spread. Activations are rounded to 8 bits in bf16,
+# and to 1/127 of the largest of 32 in levels.
+MAX_NOISE: dict[WeightType, float] = {"bf16": 0.01, "q8": 0.03, "q4": 0.03, "q4_0": 0.03}
+LENGTHS = [(0, 40), (17, 1), (90, 1), (31, 1), (16, 7), (0, 1), (15, 1), (20, 7), (33, 1), (50, 40)]
+
+pytestmark = pytest.mark.skipif(not SETS, reason="the processor has none of the instruction sets")
+
+
+def native(instructions: build.InstructionSet, kind: WeightType, num_threads: int = 1) -> NativeSettings:
+    return NativeSettings(build.load_kernels(cache_folder(), instructions), lambda _: kind, num_threads)
+
+
+def best(num_threads: int = 1) -> NativeSettings:
+    return native(SETS[0], "bf16", num_threads)
+
+
+def rounded(model: LoadedModel, kind: WeightType) -> LoadedModel:
+    """The model with the weights that the kernels keep: by numpy, and by the formulas of GGUF's types."""
+    kinds = {name: "bf16" if name == "embedding" else kind for name in model.weights}  # looked up, not multiplied
+    return dataclasses.replace(model, weights={name: _rounded(one, kinds[name]) for name, one in model.weights.items()})
+
+
+def _rounded(weight: torch.Tensor, kind: WeightType) -> torch.Tensor:
+    if weight.dim() == 1:
+        return weight
+    if kind == "bf16" or weight.shape[1] % GROUP:
+        return weight.bfloat16().float()
+    groups = weight.numpy().reshape(-1, GROUP)
+    if kind == "q8":
+        scale = (np.abs(groups).max(1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+        return torch.from_numpy(np.rint(groups / scale) * scale).view(weight.shape)
+    low = groups.min(1, keepdims=True)
+    scale = ((groups.max(1, keepdims=True) - low) / 15).astype(np.float16).astype(np.float32)
+    low = low.astype(np.float16).astype(np.float32)
+    return torch.from_numpy(np.clip(np.rint((groups - low) / scale), 0, 15) * scale + low).view(weight.shape)
+
+
+def model_of(name: str, **changes: object) -> LoadedModel:
+    return byte_model(seed=2, **{"num_layers": 3, **ARCHITECTURES[name], **changes})
+
+
+def noise(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+
+
+def in_pieces(rig: Rig, tokens: Sequence[int], sizes: Sequence[int], blocks: list[int] | None = None) -> np.ndarray:
+    blocks = blocks or rig.blocks(len(tokens))
+    parts, start = [], 0
+    for size in sizes:
+        row = rig.row(list(tokens[start : start + size]), kv_len=start, block_ids=blocks)
+        parts.append(dense_rows(rig.rows(row)[0]))
+        start += size
+    return np.concatenate(parts)
+
+
+def mixed_batch(rig: Rig) -> list[np.ndarray]:
+    """Prompts, chunks and single tokens after prefixes of any length, in one step."""
+    sequences = [some_tokens(kv_len + size, seed) for seed, (kv_len, size) in enumerate(LENGTHS)]
+    tables = [rig.blocks(len(one)) for one in sequences]
+    rows = []
+    for (kv_len, _), sequence, table in zip(LENGTHS, sequences, tables, strict=True):
+        if kv_len:
+            rig.rows(rig.row(sequence[:kv_len], block_ids=table))
+        rows.append(rig.row(sequence[kv_len:], kv_len=kv_len, block_ids=table))
+    return [dense_rows(result) for result in rig.rows(*rows)]
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_every_architecture_that_fits_equals_the_reference(name: str) -> None:
+    model, tokens = model_of(name), some_tokens(75)
+    assert misfit(model.config) is None
+    expected = Rig(rounded(model, "bf16")).logprobs(tokens)
+    found = in_pieces(Rig(model, native=best(2)), tokens, [33, 1, 1, 5, 16, 1, 18])
+    assert noise(found, expected) < MAX_NOISE["bf16"]
+
+
+@pytest.mark.parametrize(("instructions", "kind"), CASES)
+def test_every_instruction_set_and_weight_equals_the_reference(
+    instructions: build.InstructionSet, kind: WeightType
+) -> None:
+    model = model_of("Llama: biases", vocab_size=300, num_kv_heads=1)  # neither is whole panels
+    rig, reference = Rig(model, native=native(instructions, kind)), Rig(rounded(model, kind))
+    for found, expected in zip(mixed_batch(rig), mixed_batch(reference), strict=True):
+        assert noise(found, expected) < MAX_NOISE[kind]
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Qwen3", "Gemma 3", "Mistral: window"])
+def test_masks_gaps_and_windows_equal_the_reference(name: str) -> None:
+    model, tokens = model_of(name), some_tokens(60)
+    positions = [*range(20), *range(30, 45), *range(300, 325)]
+    seen = [[(place <= own and not (own > 10 and 3 <= place < 7) and (place + own) % 5 != 1) or place == own
+             for place in range(60)] for own in range(60)]  # fmt: skip
+    mask = tuple(runs_of(one[: own + 1]) for own, one in enumerate(seen))
+    expected = Rig(rounded(model, "bf16")).logprobs(tokens, positions, mask=mask)
+    assert noise(Rig(model, native=best()).logprobs(tokens, positions, mask=mask), expected) < MAX_NOISE["bf16"]
+    plain = Rig(rounded(model, "bf16")).logprobs(tokens, positions)
+    assert noise(plain, expected) > 10 * MAX_NOISE["bf16"]  # the mask does count
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 256])
+def test_every_head_size_and_a_context_of_several_parts_equal_the_reference(head_dim: int) -> None:
+    model = byte_model(seed=3, head_dim=head_dim, num_heads=5, num_kv_heads=1)
+    tokens, size = some_tokens(1100), [700, 399, 1]  # parts have 512 places
+    found = in_pieces(Rig(model, native=best(2)), tokens, size)
+    expected = in_pieces(Rig(rounded(model, "bf16")), tokens, size)
+    assert noise(found, expected) < MAX_NOISE["bf16"]
+
+
+@pytest.mark.parametrize(("instructions", "kind"), CASES)
+def test_the_bits_of_a_row_are_its_own(instructions: build.InstructionSet, kind: WeightType) -> None:
+    """Alone, in pieces, beside others, and on any number of threads."""
+    model, tokens = model_of("SmolLM2: tied, 3 heads of 1"), some_tokens(70)
+    whole = in_pieces(Rig(model, native=native(instructions, kind)), tokens, [70])
+    for num_threads, sizes in ((1, [1] * 70), (3, [33, 1, 36]), (2, [64, 6])):
+        np.testing.assert_array_equal(
+            in_pieces(Rig(model, native=native(instructions, kind, num_threads)), tokens, sizes), whole
+        )
+    rig = Rig(model, native=native(instructions, kind, 2))
+    for num_others in range(1, 14):
+        rows = [rig.row(some_tokens(1 + i % 3, seed=i)) for i in range(num_others)]
+        rows.insert(num_others // 2, mine := rig.row(tokens))
+        results = rig.rows(*rows)
+        np.testing.assert_array_equal(dense_rows(results[rows.index(mine)]), whole)
+        rig = Rig(model, native=native(instructions, kind, 2), seed=num_others)
+
+
+def test_slots_stand_for_tokens() -> None:
+    model, tokens = model_of("Llama 3"), some_tokens(20)
+    rig = Rig(model, native=best())
+    expected = rig.logprobs(tokens)
+    slots = list(range(7, 27))
+    embeds = {"token_ids": tokens, "positions": list(range(20)), "slots": slots}
+    row = ForwardRow(
+        block_ids=rig.blocks(20), kv_len=0, positions=(), input_slots=slots, distributions=rig.everything(20)
+    )
+    result = rig.step(Batch(embeds=[EmbedRow(**embeds)], rows=[row])).rows[0]
+    np.testing.assert_array_equal(dense_rows(result), expected)
+
+
+def test_a_copied_prefix_is_the_prefix() -> None:
+    model, tokens = model_of("Llama 3"), some_tokens(30)
+    rig = Rig(model, native=best())
+    source, target = rig.blocks(30), rig.blocks(30)
+    expected = in_pieces(rig, tokens, [21, 9], source)[21:]
+    copies = [BlockCopy(source[0], target[0], 0, 0, 16), BlockCopy(source[1], target[1], 0, 0, 5)]
+    result = rig.step(Batch(copies=copies, rows=[rig.row(tokens[21:], kv_len=21, block_ids=target)])).rows[0]
+    np.testing.assert_array_equal(dense_rows(result), expected)
+
+
+def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
+    model, tokens = model_of("Llama 3.1: llama3 scaling"), some_tokens(40)
+    found = {}
+    for name, rig in (("native", Rig(model, native=best())), ("torch", Rig(rounded(model, "bf16")))):
+        blocks = rig.blocks(40)
+        rig.rows(rig.row(tokens[:30], block_ids=blocks))
+        rig.step(Batch(shifts=[KvShift(blocks, 3, 20, 90)]))
+        found[name] = dense_rows(rig.rows(rig.row(tokens[30:], kv_len=30, block_ids=blocks))[0])
+    assert noise(found["native"], found["torch"]) < MAX_NOISE["bf16"]
+
+
+def test_what_a_row_does_not_see_cannot_spoil_it() -> None:
+    """NaN keys and values behind a mask, behind the end and beside it; a row that sees them fails, and no other."""
+    model, tokens = model_of("Llama 3"), some_tokens(24)
+    rig = Rig(model, native=best())
+    expected = rig.logprobs(tokens[:20])
+    blocks = rig.blocks(40)
+    rig.runner._slots.vectors[3] = torch.nan  # as an embedding that a program wrote may be
+    rig.runner._slots.positions[3] = 20
+    bad = ForwardRow(block_ids=blocks, kv_len=20, positions=(), input_slots=[3], distributions=rig.everything(1))
+    good = rig.row(tokens[:20], block_ids=blocks)
+    results = rig.rows(good, bad)
+    np.testing.assert_array_equal(dense_rows(results[0]), expected)
+    assert results[1].error is not None
+    hidden = tuple(runs_of([place != 20 for place in range(21 + own + 1)]) for own in range(3))
+    masked = rig.rows(rig.row(tokens[20:23], kv_len=21, block_ids=blocks, mask=hidden))[0]
+    assert masked.error is None
+    assert np.isfinite(dense_rows(masked)).all()
+    seen = rig.rows(rig.row(tokens[20:21], kv_len=21, block_ids=blocks))[0]
+    assert seen.error is not None
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [("q8", "Q8_0"), ("q4", "Q4_1"), ("q4_0", "Q4_0")])
+def test_stored_levels_survive_being_packed(kind: WeightType, quantization: str) -> None:
+    weight = np.random.default_rng(0).normal(size=(70, 96)).astype(np.float32)
+    qtype = gguf.GGMLQuantizationType[quantization]
+    stored = gguf.dequantize(gguf.quantize(weight, qtype), qtype)
+    np.testing.assert_allclose(unpacked(pack(torch.from_numpy(stored), kind), kind)[:70], stored, atol=1e-6)
+
+
+def unpacked(packed: PackedMatrix, kind: WeightType) -> np.ndarray:
+    """The weights as matrices.h documents their layout: [outputs padded to panels, inputs]."""
+    weights, scales, *offsets = (tensor.numpy() for tensor in packed.tensors)
+    if kind == "q8":
+        levels = weights.astype(np.float32) - 128  # [panels, inputs / 4, 32, 4]
+    else:
+        levels = np.concatenate([weights & 15, weights >> 4], axis=3).astype(np.float32)  # [panels, inputs / 8, 32, 8]
+    levels = levels.swapaxes(1, 2).reshape(len(weights) * PANEL, -1, GROUP)
+
+    def by_group(values: np.ndarray) -> np.ndarray:
+        return values.swapaxes(1, 2).reshape(len(levels), -1, 1).astype(np.float32)
+
+    return (levels * by_group(scales) + (by_group(offsets[0]) if offsets else 0)).reshape(len(levels), -1)
+
+
+def test_without_a_compiler_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("LOOPWRIGHT_CACHE_DIR", str(tmp_path))
+    choice = choose("auto", BYTE_CONFIG)
+    assert (choice.kernels, choice.dtype, choice.exactness) == (None, "float32", "reference")
+    assert "no C++ compiler" in choice.reason
+    with pytest.raises(
+        Unavailable, match=r"engine\.dtype: 'int8' needs the native kernels, and there is no C\+\+ compiler"
+    ):
+        choose("int8", BYTE_CONFIG)
+    executor = TorchExecutor(byte_model(), num_blocks=4, num_slots=0, dtype="auto")
+    executor.close()
+    assert executor.exactness == "reference"
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: out of luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("LOOPWRIGHT_CACHE_DIR", str(tmp_path))
+    assert "out of luck" in choose("auto", BYTE_CONFIG).reason
+    assert not list((tmp_path / "kernels").iterdir())
+
+
+def test_a_model_that_does_not_fit_runs_on_torch() -> None:
+    config = dataclasses.replace(BYTE_CONFIG, head_dim=8)
+    assert "head_dim 8 is not a multiple of 16" in choose("auto", config).reason
+    with pytest.raises(Unavailable, match="head_dim 8"):
+        choose("bfloat16", config)
+
+
+def test_instructions_that_the_processor_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "processor_sets", lambda: ("avx2",))
+    with pytest.raises(BadRequest, match="'avx512' is not among them"):
+        choose("auto", BYTE_CONFIG, "avx512")

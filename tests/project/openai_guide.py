@@ -1,0 +1,50 @@
+"""The prose of docs/openai.md, around the tables that `openai_reference` writes."""
+
+BEFORE = """# OpenAI's clients
+
+NOTE
+
+Every OpenAI client works with `base_url` at `/v1`. A request is the run of a built-in program, or of a deployed one
+with `model="program:NAME"`; there is no other path. What a server describes of itself is at `/openapi.json`.
+
+| route | what it gives |
+|---|---|
+| `POST /v1/chat/completions` | the next message of a chat, whole or streamed |
+| `POST /v1/completions` | how texts or token ids go on |
+| `POST /v1/chat/completions/render` | the tokens that a chat completion with the same body would run as its prompt |
+| `POST /tokenize`, `POST /detokenize` | tokens of a text or a chat, text of tokens |
+| `GET /v1/models`, `GET /v1/models/{model}` | models, and deployed programs as models |
+| `GET /health`, `GET /ready` | whether the server lives, and whether it would serve a request now |
+
+## Parameters
+
+A parameter is honoured, inert, or refused with an error that names it in `param`; an unknown one is refused too. Null
+is the same as leaving it out. """
+
+AFTER = """## Answers
+
+- `usage` counts what really ran: all candidates of `best_of`, a prompt that several choices share once, and of the
+  prompt `prompt_tokens_details.cached_tokens` that did not run because their KV was there.
+- `system_fingerprint` is a hash of the weights, their quantization, the chat template, the engine and its equality
+  class: while it stays, a seeded request has the same answer.
+- `finish_reason` is `length` when `max_tokens` or the context ended the text, else `stop`; `stop_reason` is the stop
+  string or id that did, null for the model's own end.
+- Log-probabilities cover the tokens whose text is in the answer; `token_ids` cover everything that was sampled. A
+  token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
+- A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer
+  and larger ones; one that reads nothing for 30 seconds is cut off, and its run ends.
+
+## Errors
+
+`{"error": {"message", "type", "param", "code"}}` on every route; `param` is the field, for a schema with a JSON
+pointer (`response_format.json_schema.schema#/properties/age/type`). A prompt that does not fit is refused with both
+numbers (`context_length_exceeded`), and never cut unless `truncate_prompt_tokens` says so. An error after the first
+chunk is an event of the same form, and the stream ends without `[DONE]`. `x-should-retry` says whether sending it
+again makes sense.
+
+## Programs as models
+
+The program's parameter `messages` (of a completion `prompt`) gets the conversation; without one, its first text
+parameter gets the last user message. `tools`, `metadata` and every other parameter of the request go to the parameter
+of `main` with that name; one that has no such place is refused, unless it is inert. What the program emits is the
+answer as it comes; of one that emits no text, what it returns is. """

@@ -1,0 +1,142 @@
+"""A client that stops reading: its answer waits, nothing is written for it beyond a bound, and in the end it is cut off
+with its run. One that reads again in time gets everything, in fewer chunks."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from eventually import eventually
+from fake_runs import FakeRun, FakeRuns
+
+from loopwright.core.clock import FakeClock
+from loopwright.server.app import create_app
+from loopwright.server.connection import Connection
+from loopwright.server.http import serve
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
+BIG = "0123456789" * 10_000
+NUM_BIG = 120  # more than all buffers between the two ends hold
+NEVER_S = 1e6
+
+
+@asynccontextmanager
+async def served(fake: FakeRuns, stall_s: float) -> AsyncIterator[int]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    app = create_app(fake, clock=FakeClock(1234.5))
+    serving = asyncio.create_task(serve(app, "127.0.0.1", 0, port.set_result, stall_s=stall_s))
+    try:
+        yield await port
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+@asynccontextmanager
+async def asking(port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A client that has sent its request and reads nothing by itself: its own buffer is small."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+    payload = json.dumps(BODY).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    writer.write(
+        head.encode() + f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload
+    )
+    try:
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+async def talk(run: FakeRun, number: int = NUM_BIG) -> None:
+    for _ in range(number):
+        run.text(BIG)
+        await asyncio.sleep(0)
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_with_its_run() -> None:
+    fake = FakeRuns()
+    async with served(fake, 0.05) as port, asking(port) as reader:
+        await eventually(lambda: len(fake.started) == 1)
+        await talk(fake.started[0])
+        await eventually(lambda: fake.cancelled == ["run-0"])
+        await eventually(lambda: fake.num_reading == 0)
+        told = await reader.read()
+        assert b"[DONE]" not in told
+        assert not told.endswith(b"0\r\n\r\n")
+
+
+async def test_what_waits_for_a_client_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[Connection] = []
+    pause = Connection.pause_writing
+
+    def noted_pause(self: Connection) -> None:
+        paused.append(self)
+        pause(self)
+
+    monkeypatch.setattr(Connection, "pause_writing", noted_pause)
+    fake = FakeRuns()
+    async with served(fake, NEVER_S) as port, asking(port):
+        await eventually(lambda: len(fake.started) == 1)
+        await talk(fake.started[0])
+        await eventually(lambda: bool(paused))
+        waiting = paused[0].transport.get_write_buffer_size()
+        await talk(fake.started[0])
+        assert paused[0].transport.get_write_buffer_size() == waiting < 300 * len(BIG)
+        assert fake.cancelled == []
+
+
+async def test_one_that_reads_again_in_time_gets_every_text() -> None:
+    fake = FakeRuns()
+    async with served(fake, NEVER_S) as port, asking(port) as reader:
+        await eventually(lambda: len(fake.started) == 1)
+        await talk(fake.started[0])
+        fake.started[0].finish({})
+        told = await reader.read()
+    events = [line for line in _dechunked(told).split("\n\n") if line.startswith("data: {")]
+    texts = [choice["delta"].get("content", "") for event in events for choice in json.loads(event[6:])["choices"]]
+    assert "".join(texts) == BIG * NUM_BIG
+    assert len(texts) < NUM_BIG
+    assert fake.cancelled == []
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
+    """Looked at while its answer waits, it has taken something since the last look."""
+
+    class Transport:
+        def __init__(self) -> None:
+            self.sizes = [900, 800, 700, 700]
+            self.was_aborted = False
+
+        def get_write_buffer_size(self) -> int:
+            return self.sizes.pop(0)
+
+        def abort(self) -> None:
+            self.was_aborted = True
+
+    timers: list[Any] = []
+
+    class Loop:
+        def call_later(self, delay_s: float, look: Any) -> asyncio.Handle:
+            timers.append((delay_s, look))
+            return asyncio.Handle(look, (), asyncio.get_running_loop())
+
+    connection = Connection.__new__(Connection)
+    connection.transport, connection.loop = Transport(), Loop()  # type: ignore[assignment]
+    connection._watch()
+    timers[0][1]()
+    assert (len(timers), connection.transport.was_aborted) == (2, False)  # type: ignore[attr-defined]
+    timers[1][1]()
+    assert (len(timers), connection.transport.was_aborted) == (2, True)  # type: ignore[attr-defined]
+    assert {delay_s for delay_s, _ in timers} == {30.0}
+
+
+def _dechunked(told: bytes) -> str:
+    body, rest = b"", told.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body.decode()

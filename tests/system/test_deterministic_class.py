@@ -1,0 +1,91 @@
+"""Cases G1, I1 and I3 in the deterministic class: over the native kernels a request's tokens are those of a one-request
+loop over the same kernels, and its log-probabilities have the same bits whatever else runs."""
+
+import random
+from typing import Any
+
+import pytest
+import test_case_g1_prefixes as g1
+import test_case_i1_neighbours as i1
+import test_case_i3_one_answer as i3
+import torch
+
+from loopwright.core.calls import Sampling
+from loopwright.core.model_info import WeightDtype
+from loopwright.engine.attention import AttentionRow
+from loopwright.engine.byte_model import byte_model
+from loopwright.engine.native.build import load_kernels, processor_sets
+from loopwright.engine.native.cache import NativeKvCache
+from loopwright.engine.native.choice import weight_types
+from loopwright.engine.native.decoder import NativeDecoder
+from loopwright.engine.oracle import Oracle
+from loopwright.weights.store import cache_folder
+from system_rig import byte_system, in_loop, together
+
+DTYPES: list[WeightDtype] = ["bfloat16", "int8"]
+
+pytestmark = pytest.mark.skipif(not processor_sets(), reason="the processor has none of the instruction sets")
+
+
+class KernelOracle(Oracle):
+    """The one-request loop over the kernels: the whole sequence again for every token, in a cache of its own."""
+
+    def __init__(self, dtype: WeightDtype) -> None:
+        model = byte_model()
+        super().__init__(model)
+        self._cache = NativeKvCache(model.config, 32)
+        kernels = load_kernels(cache_folder())
+        self._decoder = NativeDecoder(
+            model, kernels, self._cache, weight_type=weight_types(dtype, model), num_threads=1
+        )
+
+    def logits(self, token_ids: Any, positions: Any = None, is_visible: Any = None) -> torch.Tensor:
+        assert is_visible is None
+        places = torch.tensor(list(range(len(token_ids))) if positions is None else list(positions))
+        row = AttentionRow(list(range(32)), 0, len(token_ids))
+        hidden = self._decoder.forward(self._decoder.embed(torch.tensor(token_ids)), places, [row])
+        return self._decoder.logits(self._decoder.normalize(hidden))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("feature", i3.FEATURES)
+def test_one_request_has_one_answer_whichever_way_it_is_taken(feature: str, dtype: WeightDtype) -> None:
+    i3.hold_one_answer(feature, KernelOracle(dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prompt_has_the_same_bits_cold_warm_forked_and_after_it_was_evicted(dtype: WeightDtype) -> None:
+    async def scenario() -> None:
+        async with byte_system(num_blocks=16, dtype=dtype) as system:
+            cold = await g1.generate(system)
+            warm = await g1.generate(system)
+            forked = await g1.generate(system, forks=True)
+            for letter in "abcd":
+                await g1.generate(system, letter * 150)  # takes more blocks than were empty
+            again = await g1.generate(system)
+        expected = KernelOracle(dtype).generate([256, *g1.PROMPT.encode()], Sampling(), g1.NUM_TOKENS)
+        assert cold[0] == list(expected.tokens)
+        assert cold[1] == pytest.approx(expected.logprobs, abs=1e-5)
+        assert [one[:2] for one in (warm, forked, again)] == [cold[:2]] * 3
+        assert [one[2] for one in (cold, warm, again)] == [0, g1.FULL_PAGES, 0]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [i1.OPTIONS, i1.EVERYTHING], ids=["nucleus", "everything"])
+def test_mixes_of_neighbours_change_no_bit(options: dict[str, Any], dtype: WeightDtype) -> None:
+    async def scenario() -> None:
+        rng = random.Random(0)
+        async with byte_system(num_blocks=1024, dtype=dtype) as system:
+            alone = (await i1.target(system, options)).result
+            sampling = Sampling(**{**options, "seen": tuple(i1.ids_of(i1.PROMPT))})
+            expected = KernelOracle(dtype).generate(i1.ids_of(i1.PROMPT), sampling, i1.NUM_TOKENS)
+            assert alone[0] == list(expected.tokens)
+            for _ in range(15):
+                neighbours = [i1.random_neighbour(system, rng) for _ in range(rng.randint(1, 7))]
+                outcome, *others = await together(system, i1.target(system, options), *neighbours)
+                assert outcome.result == alone
+                assert all(other.final.code == "ok" for other in others)
+
+    in_loop(scenario)
