@@ -12,7 +12,7 @@ from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Emit, Event, Finished, Started
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.results import Completion, Done, Progress, Segment
 from loopwright.core.runs import ProgramInfo, RunInfo, RunSpec
 
@@ -193,6 +193,7 @@ class FakeSystem:
         self.model_path = Path("model.gguf")
         self.num_threads = 1
         self.step_weight_bytes = step_weight_bytes
+        self.dtype: WeightDtype = "bfloat16"
 
 
 def opener(system: FakeSystem, opened: list[str]):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
 from loopwright.bench.suite import DEFAULT_OPTIONS, SCALES, Measured, OpenSystem, Options, Suite
 from loopwright.bench.table import render
 from loopwright.core.errors import BadRequest
+from loopwright.core.model_info import WeightDtype
 
 WIDTH_OF_A_FILE = 160  # where nobody says how wide it is: a narrow table would cut its numbers
 
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer", action="append", default=[], metavar="NAME", help=f"compare with {' or '.join(peers.PEERS)}"
     )
     parser.add_argument("--model", default=DEFAULT_OPTIONS.model, metavar="NAME", help="the model to measure with")
+    parser.add_argument(
+        "--dtype", default="auto", choices=get_args(WeightDtype), help="how the engine keeps weights, and the peer too"
+    )
     parser.add_argument(
         "--rounds", type=int, default=DEFAULT_OPTIONS.num_rounds, metavar="N", help="measure N times, report medians"
     )

@@ -46,6 +46,7 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
         prompts = make_prompts(max(BATCH_SIZES), system.control.models()[0].vocab_size)
         workload = {
             "model_path": str(system.model_path),
+            "dtype": system.dtype,
             "num_threads": system.num_threads,
             "num_rounds": options.num_rounds,
             "batch_sizes": BATCH_SIZES,

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from loopwright.bench.rows import Row
 from loopwright.control.policies import PolicyName
 from loopwright.core.control import Control
+from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
 
 
@@ -40,6 +41,11 @@ class System(Protocol):
     @property
     def step_weight_bytes(self) -> int:
         """Bytes of weights that one decode step reads: a tied embedding counts once, an untied input embedding not."""
+        ...
+
+    @property
+    def dtype(self) -> WeightDtype:
+        """How the engine keeps weights, so that a peer can keep them alike."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from functools import partial
 
 from loopwright.bench import command
 from loopwright.compose.system import open_bench_system
@@ -10,5 +11,5 @@ add_arguments = command.add_arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asyncio.run(command.run_bench(command.request_from(arguments), open_bench_system))
+    asyncio.run(command.run_bench(command.request_from(arguments), partial(open_bench_system, dtype=arguments.dtype)))
     return 0

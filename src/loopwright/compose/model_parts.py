@@ -22,7 +22,7 @@ from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor
-from loopwright.core.model_info import ModelInfo
+from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.traits import supported
 from loopwright.runtime.facts import ModelText
 from loopwright.text.chat_template import ChatTemplate
@@ -49,6 +49,7 @@ class ModelParts:
     path: Path
     num_threads: int
     step_weight_bytes: int
+    dtype: WeightDtype
 
     @property
     def info(self) -> ModelInfo:
@@ -72,6 +73,7 @@ async def open_model(
             path=files.path,
             num_threads=num_threads,
             step_weight_bytes=executor.step_weight_bytes,
+            dtype=executor.dtype,
         )
     finally:
         executor.close()

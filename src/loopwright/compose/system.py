@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from loopwright.compose.config import Config, RuntimeConfig
+from loopwright.compose.config import Config, EngineConfig, RuntimeConfig
 from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
@@ -22,6 +22,7 @@ from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.exchange import Exchange
 from loopwright.core.instrument import Meter
+from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
@@ -66,6 +67,10 @@ class System:
     @property
     def step_weight_bytes(self) -> int:
         return self.model.step_weight_bytes
+
+    @property
+    def dtype(self) -> WeightDtype:
+        return self.model.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +221,12 @@ def make_launcher(
 
 
 @asynccontextmanager
-async def open_bench_system(model: str, *, prefix_cache: bool = False) -> AsyncIterator[System]:
+async def open_bench_system(
+    model: str, *, prefix_cache: bool = False, dtype: WeightDtype = "auto"
+) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
-    config = Config(model=model, control=ControlConfig(prefix_cache=prefix_cache))
+    control = ControlConfig(prefix_cache=prefix_cache)
+    config = Config(model=model, engine=EngineConfig(dtype=dtype), control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

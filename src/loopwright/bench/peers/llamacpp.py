@@ -8,14 +8,17 @@ their steps together, as in its own server.
 import ctypes
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
 import llama_cpp as llama
 import numpy as np
 
+FILE_TYPES = {"stored": None, "float32": 0, "int8": 7, "bfloat16": 32}  # llama_ftype: ALL_F32, MOSTLY_Q8_0, MOSTLY_BF16
 Pointer: TypeAlias = Any
 """To a structure of llama.cpp; ctypes knows its type, Python does not."""
 
@@ -27,9 +30,11 @@ def main(workload: dict[str, Any]) -> list[dict[str, object]]:
     silence = llama.llama_log_callback(lambda level, text, user_data: None)  # it writes pages of loading otherwise
     llama.llama_log_set(silence, ctypes.c_void_p(0))
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+    with tempfile.TemporaryDirectory() as folder:
+        kept = same_weights(path, str(workload["dtype"]), Path(folder))
+        model = llama.llama_model_load_from_file(kept.encode(), llama.llama_model_default_params())
     if not model:
-        sys.exit(f"llama.cpp cannot load {path}")
+        sys.exit(f"llama.cpp cannot load {kept}")
     values: list[dict[str, object]] = []
     for batch_size in workload["batch_sizes"]:
         speeds, ttfts_ms = measure_batch(model, workload, workload["prompts"][:batch_size])
@@ -37,6 +42,19 @@ def main(workload: dict[str, Any]) -> list[dict[str, object]]:
         values.append({"case": case, "metric": "tokens_per_s", "value": median(speeds)})
         values.append({"case": case, "metric": "ttft_ms", "value": median(ttfts_ms)})
     return values
+
+
+def same_weights(path: str, dtype: str, folder: Path) -> str:
+    """A file with the model's weights as our engine keeps them; the file itself, where that is how it has them."""
+    file_type = FILE_TYPES[dtype]
+    if file_type is None:
+        return path
+    parameters = llama.llama_model_quantize_default_params()
+    parameters.ftype, parameters.allow_requantize = file_type, True
+    target = str(folder / "model.gguf")
+    if llama.llama_model_quantize(path.encode(), target.encode(), ctypes.byref(parameters)) != 0:
+        sys.exit(f"llama.cpp cannot make {dtype} of {path}")
+    return target
 
 
 def measure_batch(

@@ -32,11 +32,13 @@ struct Query {
     const uint16_t* shown;  // by block, bit i for place i; null: all
 };
 
+// `after` is the block that comes next: its keys are fetched while these are used.
 template <int Q>
-static inline void score_block(const HeadCache& cache, int32_t block, const Query* queries, Floats* scores) {
-    const bf16* keys = cache.block_keys(block);
+static inline void score_block(const HeadCache& cache, int32_t block, int32_t after, const Query* queries, Floats* scores) {
+    const bf16 *keys = cache.block_keys(block), *next = cache.block_keys(after);
     Floats sums[Q] = {};
     for (int pair = 0; pair < cache.head_dim / 2; pair++) {
+        __builtin_prefetch(next + pair * 2 * kBlock);
         Words column = load_words(keys + pair * 2 * kBlock);
         for (int q = 0; q < Q; q++)
             sums[q] = dot_pairs(sums[q], column, all_words(word_at(queries[q].vector + 2 * pair)));
@@ -44,14 +46,15 @@ static inline void score_block(const HeadCache& cache, int32_t block, const Quer
     for (int q = 0; q < Q; q++) scores[q] = sums[q];
 }
 
-static inline void score_block(const HeadCache& cache, int32_t block, const Query* queries, int count, Floats* scores) {
+static inline void score_block(const HeadCache& cache, int32_t block, int32_t after, const Query* queries, int count,
+                               Floats* scores) {
     switch (count) {
-        case 1: return score_block<1>(cache, block, queries, scores);
-        case 2: return score_block<2>(cache, block, queries, scores);
-        case 3: return score_block<3>(cache, block, queries, scores);
-        case 4: return score_block<4>(cache, block, queries, scores);
-        case 5: return score_block<5>(cache, block, queries, scores);
-        default: return score_block<6>(cache, block, queries, scores);
+        case 1: return score_block<1>(cache, block, after, queries, scores);
+        case 2: return score_block<2>(cache, block, after, queries, scores);
+        case 3: return score_block<3>(cache, block, after, queries, scores);
+        case 4: return score_block<4>(cache, block, after, queries, scores);
+        case 5: return score_block<5>(cache, block, after, queries, scores);
+        default: return score_block<6>(cache, block, after, queries, scores);
     }
 }
 
@@ -72,15 +75,20 @@ static inline Floats hide(Floats scores, const Query& query, const HeadCache& ca
     return scores;
 }
 
-// sums[q] += weights · values of a block, weights of two places at a time.
+// sums[q] += weights · values of a block, weights of two places at a time; `next` is fetched meanwhile.
 template <int Q, int V>
-static inline void add_values(const bf16* values, int head_dim, const bf16* const* weights, float* const* sums) {
+static inline void add_values(const bf16* values, const bf16* next, int head_dim, const bf16* const* weights,
+                              float* const* sums) {
     Floats mine[Q][V];
     for (int q = 0; q < Q; q++)
         for (int v = 0; v < V; v++) mine[q][v] = load(sums[q] + v * kLanes);
     for (int pair = 0; pair < kBlock / 2; pair++) {
         Words row[V];
-        for (int v = 0; v < V; v++) row[v] = load_words(values + ((size_t)pair * head_dim + v * kLanes) * 2);
+        for (int v = 0; v < V; v++) {
+            size_t at = ((size_t)pair * head_dim + v * kLanes) * 2;
+            __builtin_prefetch(next + at);
+            row[v] = load_words(values + at);
+        }
         for (int q = 0; q < Q; q++) {
             Words both = all_words(word_at(weights[q] + 2 * pair));
             for (int v = 0; v < V; v++) mine[q][v] = dot_pairs(mine[q][v], row[v], both);
@@ -91,15 +99,15 @@ static inline void add_values(const bf16* values, int head_dim, const bf16* cons
 }
 
 template <int V>
-static inline void add_values(const bf16* values, int head_dim, int count, const bf16* const* weights,
-                              float* const* sums) {
+static inline void add_values(const bf16* values, const bf16* next, int head_dim, int count,
+                              const bf16* const* weights, float* const* sums) {
     switch (count) {
-        case 1: return add_values<1, V>(values, head_dim, weights, sums);
-        case 2: return add_values<2, V>(values, head_dim, weights, sums);
-        case 3: return add_values<3, V>(values, head_dim, weights, sums);
-        case 4: return add_values<4, V>(values, head_dim, weights, sums);
-        case 5: return add_values<5, V>(values, head_dim, weights, sums);
-        default: return add_values<6, V>(values, head_dim, weights, sums);
+        case 1: return add_values<1, V>(values, next, head_dim, weights, sums);
+        case 2: return add_values<2, V>(values, next, head_dim, weights, sums);
+        case 3: return add_values<3, V>(values, next, head_dim, weights, sums);
+        case 4: return add_values<4, V>(values, next, head_dim, weights, sums);
+        case 5: return add_values<5, V>(values, next, head_dim, weights, sums);
+        default: return add_values<6, V>(values, next, head_dim, weights, sums);
     }
 }
 
@@ -117,7 +125,8 @@ static inline void attend_part(const HeadCache& cache, const int32_t* blocks, in
         int num = count - start < 6 ? count - start : 6;
         for (int index = first; index < last; index++) {
             Floats found[6];
-            score_block(cache, blocks[index], queries + start, num, found);
+            int32_t after = blocks[index + 1 < last ? index + 1 : index];
+            score_block(cache, blocks[index], after, queries + start, num, found);
             for (int q = 0; q < num; q++)
                 store(&scores[start + q][(index - first) * kBlock],
                       hide(found[q] * scale, queries[start + q], cache, index, blocks[index], window));
@@ -145,15 +154,16 @@ static inline void attend_part(const HeadCache& cache, const int32_t* blocks, in
             int num = count - start < 6 ? count - start : 6;
             for (int i = 0; i < num_blocks; i++) {
                 const bf16* values = cache.block_values(blocks[first + i]) + 2 * column;
+                const bf16* next = cache.block_values(blocks[first + (i + 1 < num_blocks ? i + 1 : i)]) + 2 * column;
                 const bf16* weights[6];
                 float* targets[6];
                 for (int q = 0; q < num; q++) {
                     weights[q] = &shares[start + q][i * kBlock];
                     targets[q] = sums[start + q] + column;
                 }
-                if (width == 64) add_values<4>(values, cache.head_dim, num, weights, targets);
-                else if (width == 32) add_values<2>(values, cache.head_dim, num, weights, targets);
-                else add_values<1>(values, cache.head_dim, num, weights, targets);
+                if (width == 64) add_values<4>(values, next, cache.head_dim, num, weights, targets);
+                else if (width == 32) add_values<2>(values, next, cache.head_dim, num, weights, targets);
+                else add_values<1>(values, next, cache.head_dim, num, weights, targets);
             }
         }
         column += width;
