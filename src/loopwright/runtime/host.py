@@ -231,7 +231,7 @@ class Host:
         task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
         self._keep(handle, call, OpenCall(task=task, wants_answer=call.answer))
 
-    def _keep(self, handle: int, call: calls.ProgramCall, opened: OpenCall) -> None:
+    def _keep(self, handle: int, call: HostCall | QueueCall, opened: OpenCall) -> None:
         opened.num_bytes = self._num_message_bytes
         self._open[handle] = opened
         self._observation.opened(handle, call)
