@@ -21,7 +21,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test fuzz check parity quality soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -49,6 +49,9 @@ parity: $(DEV)   ## every architecture in every mode against transformers: the l
 
 quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
 	$(BIN)/python tests/engine/quality.py
+
+agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
+	@$(BIN)/python tests/programs/live_agents.py
 
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)

@@ -25,7 +25,8 @@ async def main(task: str, data: list[float], max_turns: int = 4) -> str:
         outcome = await sandbox.run(code, {"data": data}, cpu_seconds=5)
         emit({"code": code, "error": outcome.error and outcome.error.message})
         ctx.user(report(outcome))
-    return ""
+    ctx.append("Answer:")  # no more code: what it makes of what it has seen
+    return (await ctx.generate(stop="\n", max_tokens=60)).text.strip()
 
 
 def report(outcome: sandbox.CodeResult) -> str:

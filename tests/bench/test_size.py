@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from loopwright.bench.paper import PROGRAM_LINES
 from loopwright.bench.registry import SUITE_MODULES, load_suites
 from loopwright.bench.size import measure_sizes, num_code_lines
 
@@ -50,6 +51,15 @@ def test_layers_programs_and_the_whole_are_counted(tmp_path: Path):
         ("layer=all", 4),
         ("program=hello", 1),
     ]
+
+
+def test_the_papers_programs_are_shown_beside_their_lines_and_none_is_longer():
+    programs = Path(__file__).parents[2] / "programs"
+    rows = {row.case.removeprefix("program="): row for row in measure_sizes(programs, programs)}
+    assert len(PROGRAM_LINES) == 19
+    for name, lines in PROGRAM_LINES.items():
+        assert (rows[name].paper, rows[name].value <= lines) == (str(lines), True), name
+    assert rows["hello"].paper is None
 
 
 def test_every_suite_loads_under_its_own_name():

@@ -56,7 +56,7 @@ async def run(system: System, name: str, **arguments: Any) -> tuple[Outcome, Con
 
 async def outcome_of(system: System, name: str, **arguments: Any) -> Outcome:
     """What came of it. All that is given goes to `main`, a seed too."""
-    spec = RunSpec(source=program_source(name), arguments=arguments, sandbox="native")
+    spec = RunSpec(source=program_source(name), arguments=arguments, sandbox="native", seed=0)
     return await RunningRun(system.launcher, await system.launcher.start(spec)).outcome()
 
 

@@ -37,12 +37,14 @@ def test_a_tree_of_thought_has_a_branch_for_each_thought_and_runs_each_prefix_on
     in_loop(scenario)
 
 
-def test_branches_of_a_tree_of_thought_share_batches() -> None:
+@pytest.mark.parametrize("branches", [2, 3])
+def test_branches_of_a_tree_of_thought_share_batches(branches: int) -> None:
     async def scenario() -> None:
         async with scripted_system(lambda seen, _: f"{word(seen)}\n") as system:
-            _, stats = await run(system, "tree_of_thought", branches=2, max_tokens=12)
-            assert stats.num_decode_tokens >= 3 * (2 + 4 + 8)
-            assert (stats.num_rows / stats.num_steps) >= 2  # widths 2, 4 and 8, and steps that run what is appended
+            _, stats = await run(system, "tree_of_thought", branches=branches, max_tokens=12)
+            widths = [branches**level for level in (1, 2, 3)]
+            assert stats.num_decode_tokens >= 3 * sum(widths)
+            assert stats.num_rows / stats.num_steps >= sum(widths) / 3 * 0.7  # and steps that run what is appended
 
     in_loop(scenario)
 
@@ -72,6 +74,33 @@ def test_recursion_of_thought_splits_where_the_model_says_so_and_joins_the_answe
     in_loop(scenario)
 
 
+@pytest.mark.parametrize("max_depth", [2, 5])
+def test_recursion_of_thought_goes_no_deeper_than_it_may(max_depth: int) -> None:
+    """A model that would always split: every task of the last level is answered, in order, and prompts are run once."""
+
+    def says(seen: str, written: str) -> str:
+        task = seen.rpartition("user\n")[2].partition("\0")[0]
+        if task.startswith("The answers are: "):
+            return (
+                "<leaf>" + "+".join(task.removeprefix("The answers are: ").partition(". What")[0].split(" and ")) + "\n"
+            )
+        return f"<leaf>{task}\n" if len(task) > max_depth else f"<branch>{task}0\n{task}1\n"
+
+    async def scenario() -> None:
+        async with scripted_system(says) as system:
+            outcome, stats = await run(system, "recursion_of_thought", task="t", max_depth=max_depth, max_tokens=400)
+            leaves = [f"t{number:0{max_depth}b}" for number in range(2**max_depth)]
+            assert outcome.result == "+".join(leaves)
+            splits = [one["task"] for one in emitted(outcome) if "parts" in one]
+            assert {len(task) for task in splits} == set(range(1, max_depth + 1))
+            assert len(splits) == 2**max_depth - 1
+            assert (
+                stats.num_rows / stats.num_steps >= 2**max_depth / 2 / max_depth
+            )  # levels of 1, 2, 4 … one after another
+
+    in_loop(scenario)
+
+
 def test_graph_of_thought_joins_pairs_as_they_are_finished() -> None:
     """Proposals of 4, 32, 16, 8, 4, 16, 3 and 32 letters, each a step: so they are finished in that order, and a merge
     of 4 letters is finished before the next proposal is."""
@@ -81,10 +110,13 @@ def test_graph_of_thought_joins_pairs_as_they_are_finished() -> None:
 
     async def scenario() -> None:
         async with engine_system(next_token) as system:
-            outcome, _ = await run(system, "graph_of_thought", max_tokens=4)
+            outcome, stats = await run(system, "graph_of_thought", max_tokens=4)
             pairs = [(one["level"], *sorted(map(len, one["pair"]))) for one in emitted(outcome)]
             assert pairs == [(0, 3, 4), (0, 4, 8), (1, 4, 4), (0, 16, 16), (0, 32, 32), (1, 4, 4)]
             assert [len(text) for text in outcome.result] == [4, 4]
+            prompt, merges = 90, 6 * (120 + 2 * 32)  # with their templates
+            assert stats.num_prefill_tokens <= prompt + 8 + merges  # the prompt once, for eight proposals
+            assert stats.num_rows / stats.num_steps >= 2
 
     in_loop(scenario)
 
@@ -94,14 +126,15 @@ def test_skeleton_of_thought_elaborates_each_point_that_it_listed() -> None:
         request = seen.rpartition("user\n")[2].partition("\0")[0]
         if request.startswith("Name"):
             return "".join(f"{number}. point{number}\n" for number in (1, 2, 3))
-        return request.rpartition(": ")[2] + " it is"
+        return request.rpartition(": ")[2] + " it is" * 7
 
     async def scenario() -> None:
         async with scripted_system(says) as system:
             outcome, stats = await run(system, "skeleton_of_thought")
             points = ["point1", "point2", "point3"]
             assert emitted(outcome)[0] == {"points": points}
-            assert outcome.result == [f"{point} it is" for point in points]
+            assert outcome.result == [f"{point}{' it is' * 7}" for point in points]
+            assert stats.num_rows - stats.num_steps >= 2 * 40  # three elaborations of 48 tokens, side by side
             question = "How do I care for a bicycle?"
             assert stats.num_prefill_tokens < 2 * len(question) + 4 * 90  # the question once, and the four requests
 

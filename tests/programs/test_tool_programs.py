@@ -57,6 +57,12 @@ def test_early_tools_starts_its_tools_in_the_middle_of_the_turn() -> None:
     assert first < texts.index("S") < second < texts.index("T")
 
 
+def test_code_act_answers_from_what_it_has_seen_when_its_turns_are_over() -> None:
+    code = "```python\nprint(sum(data))\n```\n"
+    outcome = run_program("code_act", [code, code, "Answer: 6.5\n"], task="The sum?", data=[6.5], max_turns=2)
+    assert (outcome.result, len(emitted(outcome))) == ("6.5", 2)
+
+
 def test_code_act_reads_its_error_writes_better_code_and_answers() -> None:
     wrong = "I sum.\n```python\nprint(sum(date))\n```\n"
     right = "I mistyped.\n```python\nprint(sum(data))\n```\n"

@@ -7,6 +7,7 @@ import io
 import tokenize
 from pathlib import Path
 
+from loopwright.bench.paper import PROGRAM_LINES
 from loopwright.bench.rows import LINES, Row, case_name, measured
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 
@@ -32,9 +33,10 @@ def measure_sizes(package: Path, programs: Path) -> list[Row]:
     }
     rows = [_row(case_name(layer=name), count) for name, count in layers.items()]
     rows.append(_row(case_name(layer="all"), sum(layers.values())))
-    rows += [
-        _row(case_name(program=path.stem), num_code_lines(path.read_text())) for path in sorted(programs.glob("*.py"))
-    ]
+    for path in sorted(programs.glob("*.py")):
+        lines = PROGRAM_LINES.get(path.stem)
+        paper = None if lines is None else str(lines)
+        rows.append(_row(case_name(program=path.stem), num_code_lines(path.read_text()), paper))
     return rows
 
 
@@ -52,5 +54,5 @@ def num_code_lines(source: str) -> int:
     return len(code_lines)
 
 
-def _row(case: str, num_lines: int) -> Row:
-    return measured("size", case, LINES, [float(num_lines)])
+def _row(case: str, num_lines: int, paper: str | None = None) -> Row:
+    return measured("size", case, LINES, [float(num_lines)], paper)
