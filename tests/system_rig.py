@@ -39,6 +39,7 @@ from loopwright.engine.oracle import Oracle
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
+from loopwright.runtime.run_span import SpanSink
 from loopwright.runtime.tool_config import ToolsConfig
 from loopwright.runtime.toolbox import open_toolbox
 from loopwright.runtime.tracing import TraceSink
@@ -174,6 +175,7 @@ async def system_over(
     control: ControlConfig | None = None,
     tools: ToolsConfig | None = None,
     trace: TraceSink | None = None,
+    spans: SpanSink | None = None,
 ) -> AsyncIterator[System]:
     """All layers above `executor`, which stays the caller's. Checks at the end that everything came back."""
     runtime = runtime or RuntimeConfig(allows_native=True)
@@ -196,7 +198,9 @@ async def system_over(
         stack.callback(serving.cancel)
         exchange = stack.enter_context(closing(make_exchange(runtime)))
         toolbox = await stack.enter_async_context(open_toolbox(tools or ToolsConfig()))
-        async with make_launcher(controller, text, sandboxes, runtime, exchange, trace, tools=toolbox) as launcher:
+        async with make_launcher(
+            controller, text, sandboxes, runtime, exchange, trace, tools=toolbox, spans=spans
+        ) as launcher:
             yield System(launcher, controller, text, executor)
             launcher.check_integrity()
             exchange.check_integrity()

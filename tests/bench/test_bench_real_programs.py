@@ -39,12 +39,13 @@ async def test_every_program_of_the_suites_does_what_its_row_says():
         rows = await measure_neighbours(runs, clock, 1, num_launches=6, num_neighbours=2, quiet_s=0.0)
         assert all(row.value > 0 for row in rows)
 
-        rows = await measure_rounds(runs, clock, 1, {(1, "runtime"): 3, (2, "control"): 4}, cpu_s)
+        rows = await measure_rounds(runs, clock, 1, {(1, "runtime"): 3, (2, "control"): 4, (1, "task"): 3}, cpu_s)
         assert [(row.case, row.metric, row.value) for row in rows] == [
             ("live=1/round=runtime", "cpu_us", 0.0),  # each measurement takes one second of that clock
             ("live=2/round=control", "cpu_us", 0.0),
+            ("live=1/round=task", "cpu_us", 0.0),
         ]
-        assert cpu_s.num_asked == 2 * 4
+        assert cpu_s.num_asked == 2 * 6
 
         rows = await measure_calls(runs, 1, (1, 3), num_calls=5)
         assert [(row.case, row.paper) for row in rows] == [

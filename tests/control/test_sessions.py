@@ -113,6 +113,37 @@ def test_receive_waits_for_completions_and_is_cancelled_by_close() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_answered_at_once_is_there_when_submit_returns() -> None:
+    rig = Rig()
+    run = rig.open("a")
+    run.now(AllocatePages(queue=QUEUE, pages=(PageName(1),)))
+    call_id = run.submit(Synchronize(queue=QUEUE))
+    assert [one.call_id for one in run.session.take()] == [call_id]
+    assert run.session.take() == []
+
+
+def test_news_are_told_by_the_event_loop_once_until_they_are_taken() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        run = rig.open("a")
+        told: list[list[CallId]] = []
+        run.session.when_news(lambda: told.append([one.call_id for one in run.session.take()]))
+        first, second = run.submit(Synchronize(queue=QUEUE)), run.submit(Synchronize(queue=QUEUE))
+        assert told == []
+        await asyncio.sleep(0)
+        assert told == [[first, second]]
+        third = run.submit(Synchronize(queue=QUEUE))
+        assert [one.call_id for one in run.session.take()] == [third]
+        await asyncio.sleep(0)
+        assert told == [[first, second]]
+        run.submit(Synchronize(queue=QUEUE))
+        run.session.close()
+        await asyncio.sleep(0)
+        assert told == [[first, second]]
+
+    asyncio.run(scenario())
+
+
 def test_calls_issued_while_a_step_runs_join_the_next_one() -> None:
     async def scenario() -> None:
         rig = Rig()

@@ -102,6 +102,8 @@ def test_every_call_that_is_waited_for_is_observed_once_in_the_order_of_time() -
         errors = {one.op: one.answer for one in observed if one.is_error}
         assert errors["http"]["type"] == "PermissionDenied"
         assert errors["no_such_call"]["type"] == "BadRequest"
+        completed = [one for one in traces if isinstance(one, Completed)]
+        assert [one.op for one in completed].count("synchronize") == 1
         handles = [one.handle for one in observed]
         assert len(handles) == len(set(handles))
         wanted = {one.handle for one in traces if isinstance(one, Issued) and one.call.get("answer", True)}

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
+
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
 from loopwright.core.ids import RunId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.origin import Origin
 from loopwright.core.runs import ClientInput, Parameter, ProgramInfo, RunInfo, RunSpec
 
 MODEL = ModelInfo(
@@ -33,7 +36,7 @@ class FakeRun:
 
     def __init__(self, run_id: RunId, spec: RunSpec) -> None:
         self.run_id = run_id
-        self.spec = spec
+        self.spec, self.origin = msgspec.structs.replace(spec, origin=Origin()), spec.origin  # told apart: it differs
         self.events: list[Event] = []
         self.num_readers = 0
         self.news = asyncio.Event()

@@ -18,6 +18,7 @@ from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
     CallTiming,
+    Completion,
     DebugInfo,
     Distribution,
     Done,
@@ -180,6 +181,39 @@ async def test_a_session_that_fails_hands_out_its_completions_first() -> None:
         assert [one.call_id for one in await session.receive()] == [CallId(1)]
         with pytest.raises(InternalError, match="the step failed"):
             await session.receive()
+
+
+async def test_news_of_a_remote_session_are_told_and_so_is_its_end_after_them() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        said: list[object] = []
+
+        def take() -> None:
+            try:
+                said.extend(one.call_id for one in session.take())
+            except InternalError as error:
+                said.append(error.message)
+
+        session.when_news(take)
+        await eventually(lambda: RUN in control.sessions)
+        control.sessions[RUN].complete(CallId(1), Done())
+        await eventually(lambda: said == [CallId(1)])
+        session.deliver(Completion(CallId(2), Done()))
+        session.end(InternalError("the step failed"))
+        await eventually(lambda: len(said) == 3)
+        assert said == [CallId(1), CallId(2), "the step failed"]
+
+
+async def test_a_refusal_that_is_there_when_submit_returns_can_be_taken_at_once() -> None:
+    async with connected(FakeControl()) as client:
+        session = client.open(RUN, ControlLimits())
+        told: list[int] = []
+        session.when_news(lambda: told.append(1))
+        session.submit(CallId(1), AllocatePages(queue=QUEUE, pages=(PageName(2**80),)))
+        assert [one.call_id for one in session.take()] == [CallId(1)]
+        await asyncio.sleep(0)
+        assert told == []
 
 
 async def test_a_call_that_cannot_be_sent_completes_with_an_error() -> None:

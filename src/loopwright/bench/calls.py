@@ -1,10 +1,11 @@
 """What a call costs a program: CPU of a round, and how long an answer takes. Never looks inside the runtime: programs
 do the calls and say how long they took. Run by `command`.
 
-Cases: `live=N/round=control`, CPU of the event loop's thread for a call that is awaited, while N programs do the same
-(aim: 60 µs, and 200 µs with 900 live): its answer comes later, so that the program is suspended. `live=1/round=runtime`
-is the same with an answer that is there at once. `live=N/answered_by=runtime` and `…=control`, the median time to an
-answer, in one program beside N - 1 that wait.
+Cases: `live=N/round=task`, CPU of the event loop's thread for a call that is awaited, while N programs do the same
+(aim: 60 µs, and 200 µs with 900 live): a task of the runtime answers it later, so that the program is suspended.
+`live=N/round=control` and `live=1/round=runtime` are the same with an answer that is there at once, by control and by
+the runtime. `live=N/answered_by=runtime` and `…=control`, the median time to an answer, in one program beside N - 1
+that wait.
 """
 
 import gc
@@ -20,7 +21,13 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import Unavailable
 from loopwright.core.runs import Runs, RunSpec
 
-NUM_ROUNDS = {(1, "runtime"): 2000, (1, "control"): 2000, (900, "control"): 20}
+NUM_ROUNDS = {
+    (1, "runtime"): 2000,
+    (1, "control"): 2000,
+    (1, "task"): 2000,
+    (900, "control"): 20,
+    (900, "task"): 20,
+}
 """Of each program, by how many are live and who answers."""
 NUM_ROUNDS_BEFORE = 5  # of each program in the measurement that is subtracted: it holds the starts and the ends
 NUM_LIVE = (1, 896)  # while one program measures its calls; it is one of them
@@ -30,6 +37,9 @@ MAX_WAIT_S = 60.0
 _SUITE = "calls"
 
 _ROUNDS = """
+# /// program
+# permissions = { channels = ["nobody"] }
+# ///
 import asyncio, time
 from loopwright import Queue, emit
 from loopwright.sdk.port import current_port
@@ -42,6 +52,8 @@ async def main(num_rounds: int, answered_by: str, start_s: float) -> None:
     for _ in range(num_rounds):
         if answered_by == "control":
             await queue.synchronize()
+        elif answered_by == "task":
+            await port.issue({"op": "broadcast", "topic": "nobody", "value": None})
         else:
             await port.issue({"op": "cancel", "handle": 0})
 """

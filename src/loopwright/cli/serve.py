@@ -8,6 +8,7 @@ import sys
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
 from loopwright.compose.config import Config
+from loopwright.compose.logs import open_log
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load_with_flags(arguments).config
+    open_log(config.log)
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     with progress_bars() as report:
         prepared = prepare(config, report)

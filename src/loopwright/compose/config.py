@@ -79,6 +79,31 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
 
 
+class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server says on standard error."""
+
+    format: Annotated[Literal["text", "json"], Meta(description="lines of text, or an object a line")] = "text"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="from what on; info has a line for each request")
+    ] = "warning"
+
+
+class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Traces, through OpenTelemetry."""
+
+    otlp_endpoint: Annotated[
+        str,
+        Meta(description="where spans of runs are sent, OTLP over HTTP: http://host:4318/v1/traces; empty: nowhere"),
+    ] = ""
+    otlp_headers: Annotated[
+        dict[str, str],
+        Meta(description="sent with them; ${NAME} is a variable of the environment", extra={"secret": True}),
+    ] = msgspec.field(default_factory=dict)
+    sample_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="of requests without a trace of their own, how many are recorded")
+    ] = 1.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
@@ -100,6 +125,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control: ControlConfig = ControlConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     server: ServerConfig = ServerConfig()
+    log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     tools: ToolsConfig = ToolsConfig()
 
     @property

@@ -15,6 +15,7 @@ from loopwright.compose.config import Config, EngineConfig, RuntimeConfig
 from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
+from loopwright.compose.otel_spans import open_spans
 from loopwright.control.controller import Controller
 from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
@@ -28,6 +29,7 @@ from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
 from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.run_span import SpanSink
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.native import NativeSandbox
 from loopwright.runtime.sandboxes.runner_build import RunnerFiles, prepare_runner
@@ -136,7 +138,10 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
             tools = await stack.enter_async_context(open_toolbox(config.tools))
-            launcher = make_launcher(control, model.text, sandboxes, config.runtime, exchange, trace, more, tools)
+            spans = stack.enter_context(open_spans(config.telemetry))
+            launcher = make_launcher(
+                control, model.text, sandboxes, config.runtime, exchange, trace, more, tools, spans
+            )
             yield System(await stack.enter_async_context(launcher), control, model)
 
 
@@ -203,6 +208,7 @@ def make_launcher(
     trace: TraceSink | None = None,
     more: Sequence[ServedModel] = (),
     tools: Toolbox = NO_TOOLS,
+    spans: SpanSink | None = None,
 ) -> Launcher:
     """The runtime over a control layer, wherever that runs; `more` are further models."""
     return Launcher(
@@ -217,6 +223,7 @@ def make_launcher(
         trace=trace,
         tools=tools,
         exchange=exchange,
+        spans=spans,
     )
 
 

@@ -14,8 +14,10 @@ import msgspec
 
 from loopwright.compose.children import EXCHANGE, Ready, is_model_worker, model_number, model_worker
 from loopwright.compose.config import Config
+from loopwright.compose.logs import open_log
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
 from loopwright.compose.one_error import one_error
+from loopwright.compose.otel_spans import open_spans
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
 from loopwright.runtime.served_models import ServedModel
@@ -34,6 +36,7 @@ def main() -> int:
     """Serves until told to stop. Returns the exit status."""
     name, folder, config_text = sys.argv[1:4]
     config = msgspec.json.decode(config_text.encode(), type=Config)
+    open_log(config.log)
     try:
         asyncio.run(_serve(name, Path(folder), config))
     except LoopwrightError as error:
@@ -85,7 +88,16 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     stack.callback(exchange.close)
     first, *more = served
     tools = await stack.enter_async_context(open_toolbox(config.tools))
-    launcher = make_launcher(first.control, first.text, sandboxes, config.runtime, exchange, more=more, tools=tools)
+    launcher = make_launcher(
+        first.control,
+        first.text,
+        sandboxes,
+        config.runtime,
+        exchange,
+        more=more,
+        tools=tools,
+        spans=stack.enter_context(open_spans(config.telemetry)),
+    )
     await stack.enter_async_context(launcher)
     return RunsServer(launcher, socket_address(folder, name))
 

@@ -4,6 +4,7 @@ Filled by the controller, emptied by the run's one reader.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from loopwright.core.errors import Cancelled
 from loopwright.core.results import Completion
@@ -16,14 +17,26 @@ class Inbox:
         self.is_closed = False
         self._completions: list[Completion] = []
         self._changed = asyncio.Event()
+        self._tell: Callable[[], None] | None = None
+        self._telling: asyncio.Handle | None = None  # in the event loop's next turn
 
     def put(self, completion: Completion) -> None:
         if not self.is_closed:
             self._completions.append(completion)
-            self._changed.set()
+            if self._tell is None:
+                self._changed.set()
+            elif self._telling is None:
+                self._telling = asyncio.get_running_loop().call_soon(self._tell)
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        """As `core.control.Session`."""
+        self._tell = tell
 
     def take(self) -> list[Completion]:
         """All completions that are here now, in order; possibly none."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         taken, self._completions = self._completions, []
         return taken
 
@@ -38,5 +51,5 @@ class Inbox:
 
     def close(self) -> None:
         self.is_closed = True
-        self._completions.clear()
+        self.take()
         self._changed.set()

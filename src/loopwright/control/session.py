@@ -3,6 +3,7 @@
 Held by the runtime, which calls the methods, and by the controller, which keeps the state.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from loopwright.control.inbox import Inbox
@@ -47,6 +48,12 @@ class InlineSession:
 
     async def receive(self) -> list[Completion]:
         return await self.inbox.receive()
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self.inbox.when_news(tell)
+
+    def take(self) -> list[Completion]:
+        return self.inbox.take()
 
     def close(self) -> None:
         self._issuer.close(self)

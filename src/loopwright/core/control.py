@@ -3,6 +3,7 @@
 Implemented inline by control, and by a socket client.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -55,6 +56,16 @@ class Session(Protocol):
 
     async def receive(self) -> list[Completion]:
         """Waits until there is a completion and takes all there are, in order. For one caller at a time."""
+        ...
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        """From now on `tell` is called when there is something to take, instead of ending a `receive`: by the event
+        loop, so that control is done with what it does; and not if all was taken by then."""
+        ...
+
+    def take(self) -> list[Completion]:
+        """All completions that are here now, in order; possibly none. Those of calls that are answered at once are here
+        when `submit` returns. Raises why the session ended, if nobody here closed it and nothing is left to take."""
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from loopwright.core.events import Event
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.origin import Origin
 
 SandboxName = Literal["wasm", "native"]
 
@@ -47,6 +48,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sandbox: SandboxName = "wasm"
     model: str = ""  # of contexts that name none; "" is the server's first
     seed: int | None = None
+    origin: Origin = Origin()  # the request that it comes from
     has_input: bool = True  # false: the program hears at once that its client sends nothing
     tenant: TenantId = ONE_TENANT  # whose run it is: the server says so, and no client
 

@@ -82,7 +82,6 @@ class Host:
         self._observation = observation
         self._denial_hint = denial_hint  # what else to say when a permission is missing
         self._tasks = asyncio.TaskGroup()
-        self._pumps: list[asyncio.Task[None]] = []
         self._open: dict[int, OpenCall] = {}
         self._next_handle = 1
         self._ready: list[bytes] = []  # encoded answers that the program has not taken
@@ -94,8 +93,8 @@ class Host:
 
     async def __aenter__(self) -> "Host":
         await self._tasks.__aenter__()
-        self._pump(self._doors.default)
-        self._doors.when_opened = self._pump
+        self._listen(self._doors.default)
+        self._doors.when_opened = self._listen
         return self
 
     async def __aexit__(
@@ -103,8 +102,6 @@ class Host:
     ) -> None:
         self._is_over = True
         self._wake = None
-        for pump in self._pumps:
-            pump.cancel()
         for call in self._open.values():
             if call.task is not None:
                 call.task.cancel()
@@ -204,6 +201,7 @@ class Host:
                 session = self._session_for(call)
                 self._keep(handle, call, OpenCall(wants_answer=call.answer, session=session))
                 session.submit(CallId(handle), call)
+                self._take(session)  # what is answered at once suspends nobody
 
     def _emit(self, call: calls.EmitValue | calls.EmitText) -> None:
         if isinstance(call, calls.EmitValue):
@@ -294,21 +292,22 @@ class Host:
             return self._doors.text_of_queue(call.generate.queue)
         return self._doors.text("" if isinstance(call, calls.Models) else getattr(call, "model", ""))
 
-    def _pump(self, session: Session) -> None:
-        self._pumps.append(self._tasks.create_task(self._receive(session)))
-
     # Answers
 
-    async def _receive(self, session: Session) -> None:
-        """Turns a session's completions into events until the run is over."""
-        while True:
-            try:
-                completions = await session.receive()
-            except LoopwrightError as error:
-                self._fail(error)
-                return
-            for completion in completions:
+    def _listen(self, session: Session) -> None:
+        session.when_news(lambda: self._take(session))
+
+    def _take(self, session: Session) -> None:
+        """Turns the completions of a session that are here into events."""
+        if self._is_over:
+            return
+        try:
+            for completion in session.take():
                 self._complete(completion)
+        except LoopwrightError as error:  # the session is over, and was not closed by us
+            self._fail(error)
+        except Exception as fault:  # noqa: BLE001 (the boundary of the run: the loop, which calls this, ends nobody)
+            self._fail(InternalError(f"{type(fault).__name__}: {fault}"))
 
     def _complete(self, completion: Completion) -> None:
         handle = int(completion.call_id)

@@ -4,6 +4,7 @@ Made and called by the toolbox, which has checked permissions and arguments.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -43,9 +44,9 @@ class HttpTool:
         self._in_url = _PLACE.findall(config.url)
         _check_schema(config, place, self._in_url)
 
-    async def execute(self, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+    async def execute(self, arguments: dict[str, Any], headers: Mapping[str, str]) -> Any:  # noqa: ANN401 (JSON)
         """The body of a successful answer: decoded when it is JSON, else text. Raises ToolFailed for any other."""
-        call = self._request(arguments)
+        call = self._request(arguments, headers)
         try:
             async with self._egress.open(Everywhere()) as way_out:
                 answer = await way_out.request(call)
@@ -64,11 +65,11 @@ class HttpTool:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ToolFailed(f"the tool {self.name} answered with what is no JSON: {error}") from None
 
-    def _request(self, arguments: dict[str, Any]) -> HttpRequest:
+    def _request(self, arguments: dict[str, Any], trace: Mapping[str, str]) -> HttpRequest:
         config = self._config
         rest = {name: value for name, value in arguments.items() if name not in self._in_url}
         is_query = config.method in ("GET", "DELETE")
-        headers = self._headers if is_query else {"content-type": "application/json", **self._headers}
+        headers = {**({} if is_query else {"content-type": "application/json"}), **trace, **self._headers}
         return HttpRequest(
             method=config.method,
             url=_PLACE.sub(lambda found: self._in_path(found[1], arguments), config.url),

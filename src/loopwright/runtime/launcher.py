@@ -5,6 +5,7 @@ The runtime's door: implements core.runs.Runs. Made by compose, used by the serv
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -38,6 +39,7 @@ from loopwright.core.ids import RunId, TenantId
 from loopwright.core.instrument import Meter
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.origin import Origin, TraceContext, begin_span, passed_on, within
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.budget import Budget
@@ -51,15 +53,18 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
-from loopwright.runtime.observation import Account, Observation
+from loopwright.runtime.observation import Account, Ended, Observation
 from loopwright.runtime.program import Program, read_builtin, read_program
 from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.run_span import RunSpan, SpanSink
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.memory_use import instance_bytes
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
 from loopwright.runtime.tracing import RunTrace, TraceSink
+
+log = logging.getLogger(__name__)
 
 UPLOADED = "(uploaded)"  # under what runs of a source are counted: its file's name is anybody's
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
@@ -85,11 +90,14 @@ class Run:
     started_now_s: float  # monotonic time
     children: Children
     observation: Observation
+    origin: Origin
+    span: TraceContext | None  # None: nobody exports spans
     parent: Children | None = None  # those of the run that spawned it
     context: Any = None  # what that one gave it
     ended_now_s: float | None = None
     task: asyncio.Task[None] | None = None
     failure: LoopwrightError | None = field(default=None)
+    ended: Ended | None = None
 
     @property
     def limits(self) -> Limits:
@@ -98,7 +106,7 @@ class Run:
     def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
         """Writes the final event, if there is none yet; who reads it finds the run counted."""
         if self.events.final is None:
-            self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
+            self.ended = self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
             self.events.finish(code, result, error)
 
     def fail(self, error: LoopwrightError) -> None:
@@ -127,6 +135,7 @@ class Launcher:
         trace: TraceSink | None = None,
         tools: Toolbox = NO_TOOLS,
         meter: Meter | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self._models = models
         self._sandboxes = sandboxes
@@ -140,6 +149,7 @@ class Launcher:
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
         self._launches = LaunchQueue(clock)
         self._meter = meter or Meter()
+        self._spans = spans
         self._source = f"runtime-{secrets.token_hex(8)}"
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RunId, Run] = {}
@@ -196,6 +206,7 @@ class Launcher:
             seed=seed,
             has_input=False,
             tenant=parent.tenant,
+            origin=within(parent.origin, parent.observation.trace_headers),
         )
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
         child.context = call.context
@@ -301,6 +312,7 @@ class Launcher:
         limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, limits.tree_memory_mb))
         budget = Budget(limits, None if parent is None else parent.budget)
         events = EventLog(run_id, self._clock, limits.max_output_bytes, limits.max_log_lines_per_s)
+        span = None if self._spans is None else begin_span(spec.origin, self._spans.sample_ratio)
         run = Run(
             run_id=run_id,
             name=name,
@@ -320,11 +332,14 @@ class Launcher:
                 self._clock,
                 self._meter,
                 Account(spec.tenant, name if spec.source is None else UPLOADED, sandbox.name),
-                started_now_s,
+                started_now_s if (received_s := spec.origin.received_s) is None else min(received_s, started_now_s),
                 sees_waits=sandbox.is_paced,
             ),
+            origin=spec.origin,
+            span=span,
             parent=parent,
         )
+        run.observation.trace_headers = passed_on(spec.origin) if span is None else span.headers()
         budget.fail = run.fail
         return run
 
@@ -411,7 +426,21 @@ class Launcher:
         run.ended_now_s = self._clock.now_s()
         error = run.failure or Cancelled("the run was cancelled")
         run.finish(error.code, error=error.info())  # counts only if there is none yet
+        self._tell_end(run)
         self._num_finished_bytes += run.events.num_bytes
+
+    def _tell_end(self, run: Run) -> None:
+        ended, final = run.ended, run.events.final
+        assert ended is not None
+        assert final is not None
+        told = {"run": run.run_id, "request": run.origin.request_id, "program": run.name, "code": final.code}
+        seconds = round(ended.end_s - ended.start_s, 6)
+        log.info("the run is over", extra={"told": {**told, "tenant": run.tenant, "seconds": seconds}})
+        if self._spans is not None and run.span is not None:
+            offset_s = run.started_s - run.started_now_s
+            name, is_builtin = run.observation.program, run.name in BUILTIN_PROGRAMS
+            ids = (run.run_id, run.origin.request_id, run.tenant, name, run.model, is_builtin, final.code)
+            self._spans.ended(RunSpan(run.span, *ids, offset_s, ended))
 
     # Books
 

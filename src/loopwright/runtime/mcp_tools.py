@@ -36,7 +36,7 @@ class McpTool:
     own_name: str
     server: "McpServer"
 
-    async def execute(self, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+    async def execute(self, arguments: dict[str, Any], headers: Mapping[str, str]) -> Any:  # noqa: ANN401 (JSON)
         return await self.server.call(self.own_name, arguments)
 
 

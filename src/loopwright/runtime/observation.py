@@ -4,6 +4,7 @@ Made by the launcher for each run, told by its host, and made a record of when t
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from loopwright.core import metrics
 from loopwright.core.call_base import HostCall
@@ -17,6 +18,9 @@ from loopwright.core.instrument import Instrument
 from loopwright.core.outside_calls import CallTool, HttpExchange, HttpRead, ListTools
 from loopwright.core.results import CallTiming, Completion, Progress
 from loopwright.runtime.timeline import Phase, Stretch, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_TOOL_SPANS = 128
 
@@ -82,6 +86,13 @@ class Ended:
     usage: Usage
     tools: tuple[ToolSpan, ...] = ()
 
+    def totals(self) -> dict[Phase, float]:
+        """Seconds by phase."""
+        totals: dict[Phase, float] = {}
+        for one in self.stretches:
+            totals[one.phase] = totals.get(one.phase, 0.0) + one.seconds
+        return totals
+
 
 class Observation:
     """`start_s` is when the request for the run came. `sees_waits`: the sandbox says when its program waits."""
@@ -90,6 +101,7 @@ class Observation:
         self, clock: Clock, instrument: Instrument, account: Account, start_s: float, *, sees_waits: bool
     ) -> None:
         self.has_begun = False  # the program lives
+        self.trace_headers: Mapping[str, str] = {}  # for whom the run calls
         self._clock = clock
         self._instrument = instrument
         self._account = account
@@ -146,9 +158,12 @@ class Observation:
             if watched.first_s is None:
                 watched.first_s = self._clock.now_s()
                 self._first_s = self._first_s or watched.first_s
-        elif completion.timing is not None:
+            return
+        watched.is_told = True
+        if completion.timing is not None:
             self._add(completion.timing)
-            watched.is_told = True
+        else:  # it needed no engine: only its turn
+            self._timeline.add("queue", watched.began_s, self._clock.now_s())
 
     def closed(self, handle: int) -> None:
         """Nobody waits for the call any more."""

@@ -103,7 +103,7 @@ class Services:
                 HttpRead: way_out.read,
                 HttpClose: way_out.close_stream,
                 ListTools: lambda _: self._tools.list(permissions),
-                CallTool: lambda call: self._tools.call(call, permissions, tell),
+                CallTool: lambda call: self._tools.call(call, permissions, tell, observation.trace_headers),
                 RunCode: code.run,
             }
         code.check_integrity()

@@ -21,6 +21,7 @@ from loopwright.sdk.errors import BadRequest as DoesNotFit
 from loopwright.sdk.schema_check import check
 
 MAX_SUMMARY_CHARS = 200
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class ServerTool(Protocol):
@@ -33,8 +34,9 @@ class ServerTool(Protocol):
     @property
     def parameters(self) -> Mapping[str, Any]: ...
 
-    async def execute(self, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
-        """The result, as JSON. Raises ToolFailed, Unavailable. Cancelled when nobody waits any more."""
+    async def execute(self, arguments: dict[str, Any], headers: Mapping[str, str]) -> Any:  # noqa: ANN401 (JSON)
+        """The result, as JSON. `headers` are those of the trace, for who speaks HTTP. Raises ToolFailed, Unavailable.
+        Cancelled when nobody waits any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,13 @@ class Toolbox:
             "tools": [{"name": one.name, "description": one.description, "parameters": one.parameters} for one in found]
         }
 
-    async def call(self, call: CallTool, permissions: Permissions, tell: Callable[[ToolUse], None]) -> dict[str, Any]:
+    async def call(
+        self,
+        call: CallTool,
+        permissions: Permissions,
+        tell: Callable[[ToolUse], None],
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> dict[str, Any]:
         """{result}. Raises PermissionDenied, NotFound, BadRequest, ToolFailed, Unavailable."""
         permissions.check_tool(call.name)
         tool = self._all().get(call.name)
@@ -75,7 +83,7 @@ class Toolbox:
         began_s = time.monotonic()
         outcome: Code = "cancelled"
         try:
-            result = await tool.execute(call.arguments)
+            result = await tool.execute(call.arguments, headers)
             outcome = "ok"
         except LoopwrightError as error:
             outcome = error.code

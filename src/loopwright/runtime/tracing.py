@@ -90,6 +90,7 @@ class _Call:
     queued: QueueCall | None = None
     num_tokens: int = 0
     is_forced_to_tell: bool = False  # its progress is ours, and not the program's
+    early: Completion | None = None  # that came before the call was known
 
 
 class RunTrace:
@@ -129,6 +130,9 @@ class RunTrace:
         call = self._calls.get(handle)
         if call is None:
             return True
+        if not call.op:  # answered before `issue` hears of it
+            call.early = completion
+            return True
         if isinstance(completion.result, Progress):
             self._sampled(handle, call, completion.result)
             return not call.is_forced_to_tell
@@ -149,6 +153,8 @@ class RunTrace:
             self._calls[handle] = call
         masks = () if call.queued is None else _masks(call.queued, self._vocab_size)
         self._tell(Issued, handle, at_s, op=name, call=op, masks=masks)
+        if call.early is not None:
+            self.complete(call.early)
 
     def observe(self, events: str) -> None:
         """Notes the answers that the program takes."""
@@ -232,6 +238,12 @@ class _TracedSession:
 
     async def receive(self) -> list[Completion]:
         return [one for one in await self._session.receive() if self._trace.complete(one)]
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self._session.when_news(tell)
+
+    def take(self) -> list[Completion]:
+        return [one for one in self._session.take() if self._trace.complete(one)]
 
     def close(self) -> None:
         self._session.close()

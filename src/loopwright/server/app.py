@@ -17,6 +17,7 @@ from loopwright.server.identity import Identified, TenantOf, everybody
 from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
+from loopwright.server.origin import WithOrigin
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.stopping import EndsWhenStopped
 from loopwright.server.text_routes import TextRoutes
@@ -60,7 +61,7 @@ def create_app(
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    middleware = [Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
+    middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
     return FastAPI(

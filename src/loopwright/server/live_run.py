@@ -14,6 +14,7 @@ from loopwright.core.events import Event, Finished, Text, Tokens
 from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
 from loopwright.server.identity import current_tenant
+from loopwright.server.origin import current_origin
 
 MAX_BATCH_EVENTS = 256  # read ahead of what the client has taken
 
@@ -22,7 +23,7 @@ MAX_BATCH_EVENTS = 256  # read ahead of what the client has taken
 async def started_run(runs: Runs, spec: RunSpec, *, is_detached: bool = False) -> AsyncIterator["LiveRun"]:
     """Starts a run. Leaving the block before its final event cancels it, unless detached. It is
     of the request's tenant. Raises as Runs.start does."""
-    run = LiveRun(await runs.start(msgspec.structs.replace(spec, tenant=current_tenant())))
+    run = LiveRun(await runs.start(msgspec.structs.replace(spec, tenant=current_tenant(), origin=current_origin())))
     try:
         async with _reading(runs, run):
             yield run

@@ -5,6 +5,7 @@ When the model worker closes or dies, every session ends with an InternalError t
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import count
 from typing import assert_never
 
@@ -172,6 +173,8 @@ class RemoteSession:
         self._client = client
         self._completions: list[Completion] = []
         self._has_news = asyncio.Event()
+        self._tell: Callable[[], None] | None = None
+        self._telling: asyncio.Handle | None = None  # in the event loop's next turn
         self._end: LoopwrightError | None = None
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
@@ -196,13 +199,23 @@ class RemoteSession:
     async def receive(self) -> list[Completion]:
         """Completions that had come before the end of the session are handed out first; then it raises why it ended."""
         await self._has_news.wait()
-        if self._completions:
-            taken, self._completions = self._completions, []
-            if self._end is None:
-                self._has_news.clear()
-            return taken
-        assert self._end is not None
-        raise self._end
+        return self.take()
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def take(self) -> list[Completion]:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if not self._completions and self._end is not None:
+            raise self._end
+        taken, self._completions = self._completions, []
+        if self._end is None:
+            self._has_news.clear()
+        else:
+            self._tell_once()  # that it is over
+        return taken
 
     def close(self) -> None:
         if self._end is None:
@@ -213,10 +226,15 @@ class RemoteSession:
     def deliver(self, completion: Completion) -> None:
         """For ControlClient."""
         self._completions.append(completion)
-        self._has_news.set()
+        self._tell_once()
 
     def end(self, error: LoopwrightError) -> None:
         """For ControlClient."""
         if self._end is None:
             self._end = error
-            self._has_news.set()
+            self._tell_once()
+
+    def _tell_once(self) -> None:
+        self._has_news.set()
+        if self._tell is not None and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell)
