@@ -116,7 +116,10 @@ def test_each_cap_of_the_server_holds_against_a_program_that_asks_for_more() -> 
 
 def test_a_program_within_its_limits_is_not_told_of_them() -> None:
     limits = {name: limit for name, (limit, _, _) in PASSED.items() if name not in ("seconds", "cpu_seconds")}
-    body = "for n in range(40): print(n)\n    for n in range(100): await port.issue({'op': 'vocabulary'})\n    return await call('allocate_pages', pages=[0, 1, 2])"
+    body = (
+        "for n in range(40): print(n)\n    for n in range(100): await port.issue({'op': 'vocabulary'})\n"
+        "    return await call('allocate_pages', pages=[0, 1, 2])"
+    )
 
     async def scenario() -> None:
         async with byte_system(runtime=RuntimeConfig()) as system:
