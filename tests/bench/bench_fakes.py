@@ -193,6 +193,7 @@ class FakeSystem:
         self.model_path = Path("model.gguf")
         self.num_threads = 1
         self.step_weight_bytes = step_weight_bytes
+        self.kv_token_bytes = 100
         self.dtype: WeightDtype = "bfloat16"
 
 

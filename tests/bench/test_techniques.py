@@ -40,7 +40,7 @@ TINY = {
     "ebnf": {"max_tokens": 6},
     "speculative": {"max_tokens": 6},
     "beam": {"beams": 2, "max_tokens": 3},
-    "attention_sink": {"stride": 8, "max_tokens": 16},
+    "attention_sink": {"max_tokens": 16},
     "react": {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3},
     "code_act": {"system": "Code.", "max_tokens": 3},
     "swarm": {"roles": ["Begin.", "End."], "max_tokens": 3},
@@ -65,7 +65,7 @@ def test_program_and_client_have_the_same_parameters_which_the_case_fills(scale)
     assert set(make_cases(scale)) == set(CLIENTS) == {path.stem for path in PROGRAMS.glob("*.py")} == set(TINY)
 
 
-OTHERWISE_SPENT = {"prefix_tree", "tree_of_thought", "speculative", "beam", "attention_sink"}
+OTHERWISE_SPENT = {"prefix_tree", "speculative", "beam", "attention_sink"}
 """Where a row of one token is not one token written: forks run their last token again, guesses are rows of several, a
 client's beams are prompts, and a prompt under a window runs in portions."""
 

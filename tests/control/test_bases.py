@@ -1,10 +1,12 @@
 """Long contexts: what a call only reads is held and ordered as one, and every rule of pages holds for it."""
 
 import pytest
+from msgspec.structs import replace
 
 from loopwright.control import bases
-from loopwright.core.calls import ClearQueue, CopyPage, ForwardText, FreePages, Sampling
-from loopwright.core.ids import PageName, QueueName
+from loopwright.core.calls import AllocatePages, ClearQueue, CopyPage, ForwardText, FreePages, Sampling
+from loopwright.core.errors import BadRequest
+from loopwright.core.ids import CallId, PageName, QueueName
 
 from .fake_executor import choose
 from .reference import NaiveContext
@@ -30,6 +32,12 @@ def with_long_context(queues: tuple[int, ...] = (QUEUE, 2)) -> tuple[Rig, RigRun
 def one_more(token: int, queue: int = QUEUE, kv_len: int = len(TOKENS)) -> ForwardText:
     return ForwardText(queue=QueueName(queue), pages=NAMES, kv_len=kv_len, tokens=(token,), positions=(kv_len,),
                        sampling=GREEDY)  # fmt: skip
+
+
+def answered(rig: Rig, run: RigRun, call: ForwardText) -> CallId:
+    call_id = run.submit(call)
+    rig.drain()
+    return call_id
 
 
 def expected(*more: int) -> int:
@@ -90,7 +98,7 @@ def test_pages_that_are_freed_while_a_call_stands_on_them_live_until_it_is_over(
 
 def test_a_name_that_is_bound_anew_is_not_what_it_was() -> None:
     rig, run = with_long_context()
-    rig.drain()
+    assert run.forwarded(answered(rig, run, one_more(7))).token == expected(7)
     run.now(FreePages(queue=QUEUE, pages=NAMES[:1]))
     assert run.error_type(run.submit(one_more(7))) == "NotFound"
     run.submit(ClearQueue(queue=QUEUE))
@@ -100,6 +108,47 @@ def test_a_name_that_is_bound_anew_is_not_what_it_was() -> None:
     rig.drain()
     assert run.error_type(fresh) is None
     assert run.forwarded(call).token != expected(7)
+
+
+@pytest.mark.parametrize("num_known", [NUM_PAGES, NUM_PAGES - 1])
+def test_the_same_last_page_behind_others_is_not_the_same_base(num_known: int) -> None:
+    rig, run = with_long_context()
+    own = PageName(500)
+    assert run.now(AllocatePages(queue=QUEUE, pages=(own,))).error is None
+    kv_len = num_known * 4
+    answered(rig, run, ForwardText(queue=QUEUE, pages=(*NAMES[:num_known], own), kv_len=kv_len, tokens=(9,),
+                                   positions=(kv_len,)))  # fmt: skip
+    swapped = replace(one_more(7), pages=(NAMES[1], NAMES[0], *NAMES[2:]))
+    naive = NaiveContext()
+    naive.run(TOKENS, range(len(TOKENS)))
+    naive.values[:8] = [*naive.values[4:8], *naive.values[:4]]
+    found = run.forwarded(answered(rig, run, swapped)).token
+    assert found == choose(naive.run([7], [len(TOKENS)])[0], GREEDY, len(TOKENS) + 1)
+
+
+def test_a_page_of_a_long_context_that_was_never_written_is_refused() -> None:
+    rig, run = with_long_context()
+    empty = PageName(500)
+    assert run.now(AllocatePages(queue=QUEUE, pages=(empty,))).error is None
+    call = answered(rig, run, replace(one_more(7), pages=(*NAMES[:5], empty, *NAMES[6:])))
+    assert run.error(call).message == "kv_len: pages[5] has KV for its first 0 tokens, and 4 are counted"
+
+
+def test_a_page_of_a_base_that_is_lost_is_not_full_any_more() -> None:
+    rig, run = with_long_context()
+    answered(rig, run, one_more(7))
+    own = PageName(500)
+    assert run.now(AllocatePages(queue=QUEUE, pages=(own,))).error is None
+    rig.executor.fail_rows = {63: BadRequest("NaN").info()}
+    failing = run.submit(ForwardText(queue=QUEUE, pages=(own,), kv_len=0, tokens=(63,),
+                                     positions=(0,)))  # fmt: skip
+    joined = run.submit(CopyPage(queue=QUEUE, source=NAMES[0], target=NAMES[3], source_offset=0, target_offset=0,
+                                 size=4))  # fmt: skip
+    rig.drain()
+    assert (run.error_type(failing), run.error_type(joined)) == ("BadRequest", "Poisoned")
+    run.submit(ClearQueue(queue=QUEUE))
+    call = answered(rig, run, one_more(7))
+    assert run.error(call).message == "kv_len: pages[3] has KV for its first 0 tokens, and 4 are counted"
 
 
 def test_a_page_that_is_in_the_base_and_behind_it_is_refused() -> None:

@@ -5,20 +5,28 @@ from collections.abc import Sequence
 
 import pytest
 
+from loopwright.control.block_pool import BlockPool
+from loopwright.control.dropping import Dropping
+from loopwright.control.ordering import Page, Resource
+from loopwright.control.page_content import PageContent, Prefix
 from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import (
+    AllocateEmbeds,
     AllocatePages,
     ClearQueue,
     CopyPage,
+    EmbedText,
+    Forward,
     ForwardText,
+    FreeEmbeds,
     FreePages,
     Generate,
     Sampling,
     SharePages,
     ShiftKv,
 )
-from loopwright.core.ids import CallId, PageName
+from loopwright.core.ids import BlockId, CallId, EmbedName, PageName
 
 from .fake_executor import choose, shifted
 from .reference import NaiveContext
@@ -214,6 +222,52 @@ def test_a_run_between_two_calls_keeps_its_pages_for_a_moment() -> None:
     assert list(third.segment(calls[1]).tokens) == expected(text(3, 12), 1)
 
 
+def forwarded(rig: Rig, run: RigRun, tokens: Sequence[int], kv_len: int = 0, start: int = 0) -> None:
+    """Runs tokens by way of embeds, which hold something else afterwards."""
+    inputs = tuple(EmbedName(1 + place) for place in range(len(tokens)))
+    run.now(AllocateEmbeds(queue=QUEUE, embeds=inputs))
+    positions = tuple(range(start, start + len(tokens)))
+    run.submit(EmbedText(queue=QUEUE, tokens=tuple(tokens), positions=positions, embeds=inputs))
+    num_pages = -(-(kv_len + len(tokens)) // 4)
+    outputs = inputs if kv_len else ()
+    call = run.submit(Forward(queue=QUEUE, pages=names(100, num_pages), kv_len=kv_len, inputs=inputs, outputs=outputs))
+    run.submit(EmbedText(queue=QUEUE, tokens=(63,), positions=(900,), embeds=inputs[:1]))
+    rig.drain()
+    assert run.error_type(call) is None
+    run.now(FreeEmbeds(queue=QUEUE, embeds=inputs))
+
+
+@pytest.mark.parametrize("num_first", [4, 7, 12])
+def test_pages_whose_tokens_came_as_embeds_are_rebuilt_as_if_they_had_come_as_tokens(num_first: int) -> None:
+    rig = Rig(num_blocks=6, config=ControlConfig(max_batch_rows=4, max_batch_tokens=7))
+    run, tokens = rig.open("a"), text(1, 13)
+    assert run.now(AllocatePages(queue=QUEUE, pages=names(100, 4))).error is None
+    forwarded(rig, run, tokens[:num_first])
+    forwarded(rig, run, tokens[num_first:], num_first, num_first)
+    everything(rig)
+    assert rig.controller._resources.num_held_blocks() == {}
+    call = run.submit(segment([5], 4, range(100, 104), 13))
+    rig.drain()
+    assert list(run.segment(call).tokens) == expected([*tokens, 5], 4)
+
+
+def test_pages_of_embeds_that_hold_hidden_states_stay_for_nobody_could_compute_them_again() -> None:
+    rig = Rig(num_blocks=6)
+    run, embeds = rig.open("a"), tuple(EmbedName(place) for place in range(4))
+    run.now(AllocateEmbeds(queue=QUEUE, embeds=embeds))
+    run.now(AllocatePages(queue=QUEUE, pages=names(100, 2)))
+    run.submit(EmbedText(queue=QUEUE, tokens=(5, 6, 7, 8), positions=(0, 1, 2, 3), embeds=embeds))
+    run.submit(Forward(queue=QUEUE, pages=names(100, 1), kv_len=0, inputs=embeds, outputs=embeds))
+    second = run.submit(Forward(queue=QUEUE, pages=names(100, 2), kv_len=4, inputs=embeds))
+    other = rig.open("other")
+    rig.drain()
+    assert run.error_type(second) is None
+    out_of_use(rig)
+    other.submit(segment(text(2, 24), 1))
+    rig.drain()
+    assert rig.controller._resources.num_held_blocks() == {run.session.run_id: 1}
+
+
 def test_pages_that_are_opaque_are_not_dropped_and_keep_what_they_hold() -> None:
     rig = Rig(num_blocks=6)
     holder = rig.hold("holder", range(4))
@@ -341,3 +395,10 @@ def test_random_programs_in_a_pool_that_holds_one_of_them_at_a_time_equal_their_
     for run, _ in contexts:
         run.session.close()
     rig.assert_all_free()
+
+
+def test_a_page_that_lost_all_that_was_known_and_written_of_it_is_dropped_once() -> None:
+    blocks = BlockPool([BlockId(0)])
+    page: Page = Resource()
+    page.id, page.content = blocks.take(), PageContent(Prefix(""))
+    assert Dropping(blocks, block_size=4).droppable([page]) == [page]

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 import pytest
 
+from loopwright.core.batch import Batch, StepResult
 from loopwright.core.calls import Generate, Sampling
 from loopwright.core.results import Progress
 
@@ -69,6 +71,29 @@ async def test_the_next_step_is_with_the_engine_before_a_program_hears_of_the_la
         [completion] = await run.session.receive()
         assert isinstance(completion.result, Progress)
         assert executor.held, "the program was woken while the engine had nothing to do"
+
+
+async def test_streamed_tokens_are_told_once_the_engine_has_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    runs = [rig.open(name) for name in "ab"]
+    told: list[int] = []
+    submit = rig.executor.submit
+
+    def watched_submit(batch: Batch) -> Future[StepResult]:
+        told.append(sum(len(run.session.inbox.take()) for run in runs))
+        return submit(batch)
+
+    monkeypatch.setattr(rig.executor, "submit", watched_submit)
+    async with serving(rig) as executor:
+        runs[0].submit(segment(max_tokens=6))
+        runs[1].submit(segment(max_tokens=4))
+        for _ in range(6):
+            await next_step(executor)
+            executor.release()
+        for _ in range(100):  # turns of the loop, for control to take what came
+            await asyncio.sleep(0)
+    # The prompts' own tokens are told at once, and so is the last of a segment, which its end follows.
+    assert told == [0, 2, 0, 2, 4, 1]
 
 
 async def test_the_answers_are_those_of_the_naive_loop_whatever_came_in_between() -> None:

@@ -337,7 +337,7 @@ class PatientRandomPrograms(RandomPrograms):
     """Blocks for one run at a time, all of whose pages can be dropped: calls wait, runs are suspended, and no call may
     fail. (Without `truncate`, which leaves pages that are partly unknown.)"""
 
-    num_blocks = 36  # two contexts of 40 tokens, and what calls still hold of contexts that are freed
+    num_blocks = 48  # two contexts of 40 tokens, and what calls still hold of contexts that are freed
     max_contexts, num_runs = 2, 6
     truncates = False
 

@@ -181,6 +181,20 @@ def from_embeds(rig: Rig) -> RigRun:
     return run
 
 
+def from_hidden_states(rig: Rig) -> RigRun:
+    run = rig.open("hidden states")
+    names = tuple(EmbedName(one) for one in range(len(PROMPT)))
+    pages, other = (tuple(PageName(first + one) for one in range(4)) for first in (100, 200))
+    run.now(AllocateEmbeds(queue=QUEUE, embeds=names))
+    run.now(AllocatePages(queue=QUEUE, pages=(*pages, *other)))
+    run.submit(EmbedText(queue=QUEUE, tokens=tuple(PROMPT), positions=tuple(range(len(PROMPT))), embeds=names))
+    mask = tuple((0, place + 1) for place in range(len(PROMPT)))
+    run.submit(Forward(queue=QUEUE, pages=other, kv_len=0, inputs=names, outputs=names, mask=mask))
+    run.submit(Forward(queue=QUEUE, pages=pages, kv_len=0, inputs=names))
+    rig.drain()
+    return run
+
+
 def shifted(rig: Rig) -> RigRun:
     run, _ = run_alone(rig, forward(PROMPT))
     run.submit(ShiftKv(queue=QUEUE, pages=(PageName(100),), size=2, delta=3))
@@ -197,7 +211,7 @@ def out_of_order(rig: Rig) -> RigRun:
     return run
 
 
-@pytest.mark.parametrize("make", [masked, from_embeds, shifted, out_of_order])
+@pytest.mark.parametrize("make", [masked, from_hidden_states, shifted, out_of_order])
 def test_what_does_not_follow_from_tokens_and_positions_never_serves_a_prefix(make) -> None:
     rig = Rig()
     opaque = make(rig)
@@ -208,6 +222,14 @@ def test_what_does_not_follow_from_tokens_and_positions_never_serves_a_prefix(ma
     _, answer = run_alone(rig, generate([*PROMPT, *[33] * 8, 3], sampling=SAMPLING, max_tokens=3))
     assert answer.cached_tokens == {out_of_order: 8}.get(make, 0)  # its first two pages are in order
     assert list(answer.tokens) == expected([*PROMPT, *[33] * 8, 3], 3)
+
+
+def test_tokens_that_came_as_embeds_serve_a_prefix() -> None:
+    rig = Rig(num_blocks=16)
+    from_embeds(rig).session.close()
+    _, answer = run_alone(rig, generate([*PROMPT, 3], sampling=SAMPLING, max_tokens=3))
+    assert answer.cached_tokens == len(PROMPT) // 4 * 4
+    assert list(answer.tokens) == expected([*PROMPT, 3], 3)
 
 
 def test_a_copy_of_a_pages_beginning_is_known_and_what_follows_it_is_cached() -> None:

@@ -370,3 +370,21 @@ def test_forwards_after_the_segment_count_on_what_stayed() -> None:
     )  # fmt: skip
     rig.drain()
     assert "has KV for its first 3 tokens, and 4 are counted" in run.error(too_much).message
+
+
+def test_a_name_that_a_segment_freed_has_lost_its_mask_too() -> None:
+    rig = Rig()
+    prompt = list(range(5, 17))
+    run, names = prompted(rig, prompt)
+    assert run.now(MaskPage(queue=QUEUE, page=names[0], keep=(False, True, True, True))).error is None
+    call = run.submit(
+        windowed(generate([40], pages=names, kv_len=12, max_tokens=20, sampling=SAMPLING), 4, 0, range(12))
+    )
+    rig.drain()
+    assert names[0] in run.segment(call).freed
+    again = run.submit(text([7, 8, 9, 10, 11]))  # binds the names anew
+    rig.drain()
+    assert run.error_type(again) is None
+    asks = run.submit(text([12], 5, names[:2], sampling=SAMPLING))
+    rig.drain()
+    assert run.forwarded(asks).token == naive([7, 8, 9, 10, 11, 12], 1, lambda own, other: True)[0]

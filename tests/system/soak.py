@@ -29,13 +29,23 @@ from loopwright.core.executor import EngineShape, Executor
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.executor import TorchExecutor
 from system_rig import Outcome, RunningRun, System, byte_oracle, byte_text, system_over
+from view_model import DenseContext
 
 PROGRAM = """
 # /// program
+# permissions = { children = ["@self"] }
 # limits = { seconds = 3600 }
 # ///
 import asyncio
-from loopwright import Context
+from loopwright import Context, parent_context, regex, spawn
+
+def twice(scores):
+    return scores * 2
+
+async def go_on(seed: int, num_tokens: int):
+    ctx = await parent_context()
+    turn = await ctx.generate(max_tokens=num_tokens, temperature=1.0, seed=seed, ignore_eos=True)
+    return [turn.tokens, turn.logprobs]
 
 async def branch(fork, seed, num_tokens):
     async with fork:
@@ -62,6 +72,26 @@ async def main(plan: list):
                 forks = [await ctx.fork() for _ in seeds]
                 turns = await asyncio.gather(*(branch(*one, num_tokens) for one in zip(forks, seeds)))
                 told += [[turn.tokens, turn.logprobs] for turn in turns]
+            case ["window", size, sinks]:
+                await ctx.window(size, sinks)
+            case ["greedy", num_tokens]:
+                turn = await ctx.generate(max_tokens=num_tokens, ignore_eos=True)
+                told.append([turn.tokens, turn.logprobs])
+            case ["sampler", seed, num_tokens]:
+                turn = await ctx.generate(
+                    sampler=twice, max_tokens=num_tokens, temperature=1.0, seed=seed, ignore_eos=True
+                )
+                told.append([turn.tokens, turn.logprobs])
+            case ["grammar", seed, num_tokens]:
+                held = regex("[ab]{" + str(num_tokens) + "}")
+                turn = await ctx.generate(grammar=held, max_tokens=num_tokens + 5, temperature=1.0, seed=seed)
+                told.append([turn.tokens, turn.logprobs])
+            case ["verify", seed, drafts]:
+                verified = await ctx.verify(drafts, temperature=1.0, seed=seed)
+                told.append([verified.tokens, verified.logprobs])
+            case ["spawn", seed, num_tokens]:
+                child = await spawn(go_on, seed=seed, num_tokens=num_tokens, context=ctx)
+                told.append(await child.wait())
             case ["wait", seconds]:
                 await asyncio.sleep(seconds)
             case ["fail"]:
@@ -70,6 +100,13 @@ async def main(plan: list):
 """
 PREFIXES = ("You are a careful assistant that answers in one line. ", "Once upon a time, ", "")
 TOLERANCE = 1e-5
+SAMPLED: dict[str, Callable[[int], Sampling]] = {
+    **dict.fromkeys(
+        ("generate", "watch", "fork", "verify", "spawn"), lambda seed: Sampling(temperature=1.0, seed=seed)
+    ),
+    "sampler": lambda seed: Sampling(temperature=0.5, seed=seed),  # which doubles the scores
+    "grammar": lambda seed: Sampling(temperature=1.0, seed=seed, allowed=tuple(b"ab")),
+}
 CANCEL_SHARE, FAULT_SHARE = 0.1, 0.002  # of programs, of steps
 MAX_SILENCE_S = 120.0  # so long without any program ending, something is stuck
 
@@ -127,6 +164,9 @@ def make_catalogue(rng: random.Random, num_plans: int) -> list[Plan]:
     oracle = byte_oracle()
     plans: list[Plan] = []
     for number in range(num_plans):
+        if number % 6 == 5:
+            plans.append(windowed_plan(rng, number))
+            continue
         steps: list[list[Any]] = [["append", rng.choice(PREFIXES) + f"Plan {number}: {'abcdefgh'[number % 8] * 5}"]]
         for _ in range(rng.randint(1, 4)):
             seed, num_tokens = rng.randrange(100), rng.randint(2, 14)
@@ -134,6 +174,10 @@ def make_catalogue(rng: random.Random, num_plans: int) -> list[Plan]:
                 [
                     [["generate", seed, num_tokens], ["append", " and then "]],
                     [["generate", seed, num_tokens]],
+                    [["sampler", seed, num_tokens]],
+                    [["grammar", seed, num_tokens]],
+                    [["verify", seed, num_tokens]],  # `answer_of` makes drafts of the number
+                    [["spawn", seed, num_tokens]],
                     [["watch", seed, num_tokens, rng.randrange(num_tokens)]],
                     [["fork", [seed, seed + 1, seed + 2][: rng.randint(1, 3)], num_tokens]],
                     [["wait", rng.choice([0.0, 0.05, 0.5])], ["generate", seed, num_tokens]],
@@ -145,19 +189,38 @@ def make_catalogue(rng: random.Random, num_plans: int) -> list[Plan]:
     return plans
 
 
+def windowed_plan(rng: random.Random, number: int) -> Plan:
+    """Greedy segments in a context that sees the last of it, as the oracle says them with a dense mask."""
+    text, (size, sinks) = f"Plan {number} slides. ", (rng.randint(1, 40), rng.choice([0, 4, 17]))
+    steps: list[list[Any]] = [["append", text], ["window", size, sinks]]
+    context, told = DenseContext(), []
+    context.append([256, *text.encode()])
+    context.window(size, sinks)
+    for _ in range(rng.randint(1, 3)):
+        num_tokens = rng.randint(1, 40)
+        tokens, logprobs = context.generate(num_tokens)
+        steps += [["greedy", num_tokens], ["wait", rng.choice([0.0, 0.05])]]
+        told.append((tuple(tokens), tuple(logprobs)))
+    return Plan(steps, told)
+
+
 def answer_of(oracle: Any, steps: list[list[Any]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]] | None:
     """What the program tells when it runs alone."""
     tokens, told = [256], []
-    for op, *rest in steps:
+    for step in steps:
+        op, *rest = step
         if op == "fail":
             return None
         if op == "append":
             tokens += rest[0].encode()
-        elif op in ("generate", "watch", "fork"):
+        elif op in SAMPLED:
             for seed in rest[0] if op == "fork" else rest[:1]:
-                generated = oracle.generate(tokens, Sampling(temperature=1.0, seed=seed), rest[1])
+                generated = oracle.generate(tokens, SAMPLED[op](seed), rest[1])
                 told.append((generated.tokens, generated.logprobs))
-            if op != "fork":
+            if op == "verify":
+                *right, last = told[-1][0]
+                step[2] = [*right, (last + 1) % 256]
+            if op not in ("fork", "spawn"):
                 tokens += told[-1][0]
     return told
 

@@ -131,7 +131,7 @@ def test_sandboxed_programs_have_launches_cpu_and_memory() -> None:
                     break
             found = await scrape(client)
             assert found.sum("sandbox_instances", sandbox="wasm") == found.sum("num_requests_running") == 1
-            assert found.sum("sandbox_memory_bytes") > 1 << 20
+            assert found.sum("sandbox_memory_bytes") > 256 << 10, "what one instance alone writes to"
             await system.launcher.cancel(running.run_id)
             await running.outcome()
             assert (await system.run(GENERATE, sandbox="wasm")).result == 4

@@ -12,7 +12,7 @@ from typing import get_args
 
 from rich.console import Console
 
-from loopwright.bench import peers
+from loopwright.bench import growth, peers
 from loopwright.bench.machine import this_machine
 from loopwright.bench.registry import SUITE_MODULES, load_suites
 from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer", action="append", default=[], metavar="NAME", help=f"compare with {' or '.join(peers.PEERS)}"
     )
     parser.add_argument("--model", default=DEFAULT_OPTIONS.model, metavar="NAME", help="the model to measure with")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="growth: also draw it there, as .svg or .png")
     parser.add_argument(
         "--dtype", default="auto", choices=get_args(WeightDtype), help="how the engine keeps weights, and the peer too"
     )
@@ -67,6 +68,7 @@ def request_from(arguments: argparse.Namespace) -> BenchRequest:
             tuple(arguments.live),
             arguments.scale,
             tuple(dict.fromkeys(arguments.technique)),
+            arguments.plot,
         ),
         json_path=arguments.json,
         peer_names=tuple(dict.fromkeys(arguments.peer)),
@@ -115,6 +117,10 @@ def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
         raise BadRequest(
             f"{request.suite} has one scale and no techniques", hint="--scale and --technique are for techniques"
         )
+    if request.options.plot is not None:
+        if request.suite != "growth":
+            raise BadRequest(f"{request.suite} has no plot", hint="--plot is for growth", field="plot")
+        growth.require_plots(request.options.plot)
     for peer in chosen:
         if not any(suite.name in peer.suite_names for suite in suites):
             raise BadRequest(

@@ -103,11 +103,15 @@ async def run_batch(control: Control, clock: Clock, prompts: Sequence[Sequence[i
 
 
 def make_prompts(num_prompts: int, vocab_size: int) -> list[list[int]]:
-    """Prompts of NUM_TOKENS_IN ids, all different from the first token on, the same every time. Low ids are left out
-    where there are enough others: control tokens live there."""
+    """Prompts of NUM_TOKENS_IN ids, all different from the first token on, the same every time."""
+    return [make_tokens(NUM_TOKENS_IN, vocab_size, seed) for seed in range(num_prompts)]
+
+
+def make_tokens(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
+    """Random ids. Low ones are left out where there are enough others: control tokens live there."""
     first_id = 1000 if vocab_size > 4000 else 0
-    draw = random.Random(0)
-    return [[draw.randrange(first_id, vocab_size) for _ in range(NUM_TOKENS_IN)] for _ in range(num_prompts)]
+    draw = random.Random(seed)
+    return [draw.randrange(first_id, vocab_size) for _ in range(num_tokens)]
 
 
 async def _generate(session: Session, prompt: Sequence[int], clock: Clock) -> float:

@@ -9,6 +9,7 @@ SUITE_MODULES = {
     "launch": "loopwright.bench.launch",
     "calls": "loopwright.bench.calls",
     "decode": "loopwright.bench.decode",
+    "growth": "loopwright.bench.growth",
     "batching": "loopwright.bench.batching",
     "overhead": "loopwright.bench.overhead",
     "serving": "loopwright.bench.serving",

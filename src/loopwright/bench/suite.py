@@ -44,6 +44,11 @@ class System(Protocol):
         ...
 
     @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of KV that one token has, over all layers."""
+        ...
+
+    @property
     def dtype(self) -> WeightDtype:
         """How the engine keeps weights, so that a peer can keep them alike."""
         ...
@@ -52,7 +57,9 @@ class System(Protocol):
 class OpenSystem(Protocol):
     """Starts a system that serves the named model, and closes it."""
 
-    def __call__(self, model: str, *, prefix_cache: bool = False) -> AbstractAsyncContextManager[System]: ...
+    def __call__(
+        self, model: str, *, prefix_cache: bool = False, num_blocks: int | None = None
+    ) -> AbstractAsyncContextManager[System]: ...
 
 
 Scale: TypeAlias = Literal["small", "paper"]
@@ -68,6 +75,7 @@ class Options:
     num_live: tuple[int, ...] = ()  # for the launch suite: measure so many live programs, and nothing else
     scale: Scale | None = None  # for the techniques suite, as the next one; None is small
     techniques: tuple[str, ...] = ()  # none is all
+    plot: Path | None = None  # for the growth suite: also draw it there
 
 
 DEFAULT_OPTIONS = Options()

@@ -49,6 +49,7 @@ class ModelParts:
     path: Path
     num_threads: int
     step_weight_bytes: int
+    kv_token_bytes: int
     dtype: WeightDtype
 
     @property
@@ -73,6 +74,7 @@ async def open_model(
             path=files.path,
             num_threads=num_threads,
             step_weight_bytes=executor.step_weight_bytes,
+            kv_token_bytes=executor.kv_token_bytes,
             dtype=executor.dtype,
         )
     finally:

@@ -71,6 +71,10 @@ class System:
         return self.model.step_weight_bytes
 
     @property
+    def kv_token_bytes(self) -> int:
+        return self.model.kv_token_bytes
+
+    @property
     def dtype(self) -> WeightDtype:
         return self.model.dtype
 
@@ -229,11 +233,12 @@ def make_launcher(
 
 @asynccontextmanager
 async def open_bench_system(
-    model: str, *, prefix_cache: bool = False, dtype: WeightDtype = "auto"
+    model: str, *, prefix_cache: bool = False, num_blocks: int | None = None, dtype: WeightDtype = "auto"
 ) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
     control = ControlConfig(prefix_cache=prefix_cache)
-    config = Config(model=model, engine=EngineConfig(dtype=dtype), control=control)
+    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or EngineConfig.num_blocks)
+    config = Config(model=model, engine=engine, control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

@@ -14,7 +14,7 @@ from secrets import token_hex
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
-from loopwright.control.decoding import DecodeGroup
+from loopwright.control.decode_calls import DecodeCalls
 from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.grouping import make_scheduler
@@ -93,6 +93,7 @@ class Controller:
         self._observer = Observer(meter or SILENT, shape.block_bytes)
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._scheduler = make_scheduler(config, self._resources)
+        self._decoded = DecodeCalls(self._finish, self._fail)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
@@ -146,12 +147,15 @@ class Controller:
             began_s = self._clock.now_s()
             batch = self.schedule()
             if batch is None:
+                self._decoded.tell()
                 await self._wait_for_change()
                 continue
             started_s = self._clock.now_s()
             self._observer.step_formed(started_s - began_s)
             try:
-                result = await result_of(self._executor.submit(batch))
+                running = self._executor.submit(batch)
+                self._decoded.tell()  # of the step before
+                result = await result_of(running)
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
                 taken_s = self._clock.now_s() - started_s
                 logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, taken_s, error)
@@ -160,7 +164,7 @@ class Controller:
                 busy_s = self._clock.now_s() - started_s
                 self._counts.busy_s += busy_s
                 self._observer.step_ran(busy_s)
-                self.complete(result)
+                self._take_step(result)
 
     def schedule(self) -> Batch | None:
         """The next batch, which is running from now on; None if nothing can run. Only while no step runs."""
@@ -187,17 +191,9 @@ class Controller:
                 return None
 
     def complete(self, result: StepResult) -> None:
-        """Takes what came of the running step."""
-        step = self._end_step()
-        self._counts.count(step)
-        self._take_decodes(step.decoding, result.decodes)
-        for call in step.copying:
-            call.is_in_step = False
-        for call, row in step.outcomes(result):
-            call.is_in_step = False
-            if not call.is_over:  # with its run, or because a call of this very step failed
-                self._take(call, row)
-        self._observer.step_over(step, self._moment)
+        """Takes what came of the running step, and tells those who want to see their tokens."""
+        self._take_step(result)
+        self._decoded.tell()
 
     def fail_step(self, error: Exception) -> None:
         """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
@@ -209,7 +205,7 @@ class Controller:
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self._take_decodes(step.decoding, DecodeResult.of_rows([failed] * len(step.decoding)))
+        self._decoded.take(step.decoding, DecodeResult.of_rows([failed] * len(step.decoding)))
         for call in step.copying:  # what their pages held is lost
             call.is_in_step = False
             self._fail(call, info)
@@ -288,16 +284,17 @@ class Controller:
 
     # Ending
 
-    def _take_decodes(self, group: DecodeGroup, result: DecodeResult) -> None:
-        """What most steps are full of."""
-        over = group.take(result)
-        for call, feed in group.shown({call for call, error in over if error is not None}):
-            call.inbox.put(Completion(call.call_id, feed.progress()))
-        for call, error in over:
-            if error is not None:
-                self._fail(call, error)
-            elif isinstance(call.work, SegmentFeed):
-                self._finish(call, call.work.segment(len(call.pages)))
+    def _take_step(self, result: StepResult) -> None:
+        step = self._end_step()
+        self._counts.count(step)
+        self._decoded.take(step.decoding, result.decodes)
+        for call in step.copying:
+            call.is_in_step = False
+        for call, row in step.outcomes(result):
+            call.is_in_step = False
+            if not call.is_over:  # with its run, or because a call of this very step failed
+                self._take(call, row)
+        self._observer.step_over(step, self._moment)
 
     def _take(self, call: OpenCall, row: RowResult) -> None:
         if isinstance(call.work, WatchedFeed) and call.restoring is None:
@@ -368,6 +365,7 @@ class Controller:
 
     def _end(self, call: OpenCall, result: CallResult | None = None, error: ErrorInfo | None = None) -> None:
         if not call.is_over:
+            self._decoded.tell_last(call)
             timing = self._observe_over(call)
             ready = self._discard(call)
             call.inbox.put(Completion(call.call_id, result, error, timing))

@@ -56,6 +56,7 @@ class DecodeGroup:
 
     def __init__(self, block_size: int) -> None:
         self.is_running = False
+        self.shown: Sequence[tuple[OpenCall, SegmentFeed]] = ()  # of the rows that run: who wants to see each token
         self._size = block_size
         self._num_steps = 0  # that are over
         self._rows: dict[OpenCall, _Row] = {}
@@ -63,7 +64,6 @@ class DecodeGroup:
         self._columns = _Columns()  # of the rows that run, or ran last
         self._stop_tokens: frozenset[int] = frozenset()  # of any of them
         self._matching: Sequence[OpenCall] = ()  # those with stop strings
-        self._shown: Sequence[OpenCall] = ()  # those whose programs want to see each token
         self._sampled: Sequence[int] = ()  # by the step that ran last
         self._full: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may need a page, by the steps before
         self._ending: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may be over, by the steps until then
@@ -126,7 +126,7 @@ class DecodeGroup:
     def form(self) -> DecodeRows:
         """The rows of the next step."""
         if not self._rows:
-            self._columns = _Columns()
+            self._columns, self.shown = _Columns(), ()
             return NO_DECODES
         columns = self._columns
         if self._is_changed:
@@ -153,10 +153,6 @@ class DecodeGroup:
                 over[call] = None
         return list(over.items())
 
-    def shown(self, failed: Collection[OpenCall]) -> Iterable[tuple[OpenCall, SegmentFeed]]:
-        """Those whose programs want to see what the step sampled."""
-        return ((call, self._rows[call].feed) for call in self._shown if call in self._rows and call not in failed)
-
     def _stopped(self, tokens: Sequence[int]) -> Iterable[OpenCall]:
         if self._stop_tokens.isdisjoint(tokens):
             return ()
@@ -173,7 +169,7 @@ class DecodeGroup:
         self._sampled = [tokens[-1] for tokens in columns.tokens]
         self._stop_tokens = frozenset().union(*set(columns.stop_tokens))
         self._matching = [call for call, feed in zip(columns.calls, columns.feeds, strict=True) if feed.has_stops]
-        self._shown = [call for call, feed in zip(columns.calls, columns.feeds, strict=True) if feed.is_shown]
+        self.shown = [one for one in zip(columns.calls, columns.feeds, strict=True) if one[1].is_shown]
         return columns
 
     def _room(self, feed: SegmentFeed) -> int:

@@ -54,7 +54,7 @@ class Dropping:
                     held.add(content.full)
                 # A lent block stays where it is: dropping the page would free nothing.
                 is_free = page.lent is None or page.lent.num_holders == 1
-                if page.id is not None and is_free and page.written == (1 << len(content.tokens)) - 1:
+                if page.id is not None and is_free and 0 < page.written == (1 << len(content.tokens)) - 1:
                     found.append(page)
         return found + [page for page in pages if page.id is not None and not page.written]
 

@@ -56,6 +56,7 @@ class Feed:
         "num_recorded",
         "sampled",
         "start_kv_len",
+        "texts",
         "view",
     )  # fmt: skip
 
@@ -90,6 +91,7 @@ class Feed:
         self._held = held
         self._allowed_bits: bytes | None = None  # of the token after the last input
         self._generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
+        self.texts: Sequence[tuple[int, int] | None] = ()  # of each input slot: the token and position in it, if known
         self._sampler: SamplerRun | None = None  # chooses the token after the last input
         self._num_run = self._num_in_row = 0
         self.num_cached = 0  # inputs whose KV was there before the call
@@ -176,9 +178,12 @@ class Feed:
 
     def unrecorded(self, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Tokens and positions that ran at KV places num_recorded … end - 1; none if they do not say all."""
-        if not self._is_plain:
+        if self._mask is not None or self.view is not None or None in self.texts:
             return (), ()
         first, last = self.num_recorded - self.start_kv_len, end - self.start_kv_len
+        if self._slots:
+            texts = [text for text in self.texts[first:last] if text is not None]
+            return [token for token, _ in texts], [position for _, position in texts]
         return self._tokens[first:last], self._positions[first:last]
 
     @property

@@ -44,13 +44,14 @@ class Resource(Generic[IdT]):
 
     __slots__ = (
         "content", "id", "lent", "num_exchanging", "num_holds", "num_names", "readers", "rewritten_by", "taints",
-        "writer", "written",
+        "text", "writer", "written",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: IdT | None = None
         self.num_names = 0
         self.num_holds = 0  # calls that are not over
+        self.text: tuple[int, int] | None = None  # of an embed: the token and position that embed_text wrote there
         self.num_exchanging = 0  # those of them that export it, or give it an exported block
         self.lent: Lent | None = None  # if its block is, or was, part of an export
         self.written = 0  # bit i: offset i has been written since the block was taken

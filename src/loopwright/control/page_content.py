@@ -1,7 +1,8 @@
 """Owns what is known of the KV in one page: which tokens at which positions, after what. Never takes a block.
 
 Kept on each page, written when a call's row or the call is over. Only what follows from tokens and positions alone is
-known: KV from embeds, under a mask, shifted or copied into the middle of a page is opaque, and so is all behind it.
+known: KV from hidden states, under a mask, shifted or copied into the middle of a page is opaque, and so is all behind
+it.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from loopwright.control.block_pool import BlockPool
 from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall, Page
 from loopwright.control.page_content import Line, PageContent, PageKey, Prefix, Root
-from loopwright.core.calls import CopyPage
+from loopwright.core.calls import CopyPage, EmbedText, Forward
 from loopwright.core.ids import BlockId
 
 CACHED_ADVANCE = 32
@@ -77,6 +77,8 @@ class Prefixes:
         """Notes what the feed wrote up to KV place `end` since the last time. The cache gets the pages that are full
         now."""
         start = feed.num_recorded
+        if isinstance(call.call, Forward):
+            feed.texts = [embed.text for embed in call.embed_reads]
         if end < start:
             return
         tokens, positions = feed.unrecorded(end)
@@ -101,6 +103,18 @@ class Prefixes:
                 before = last = page.content.full
         if last is not None:
             self._keep(last, call.pages[: last.num_pages])
+
+    def take_back(self, call: OpenCall, feed: Feed, root: Root) -> None:
+        """What was noted when the call's pages were dropped does not hold any more: tokens were vetoed. The pages that
+        held them have to be secured anew, for others may have come to share them."""
+        (place, offset), end = divmod(feed.kv_len, self._size), -(-feed.num_recorded // self._size)
+        pages = call.pages[place:end]
+        self.cut(pages, offset, root)
+        for page in pages:
+            page.written &= (1 << offset) - 1
+            offset = 0
+        del feed.block_ids[place:]
+        feed.num_recorded = feed.kv_len
 
     def cut(self, pages: Sequence[Page], offset: int, root: Root) -> None:
         """Notes that nothing is known any more from `offset` of the first page on."""
@@ -149,6 +163,15 @@ class Prefixes:
         blocks = [page.id for page in unkept if page.id is not None]
         if len(blocks) == len(unkept):
             self._blocks.keep(prefix, blocks)
+
+
+def note_texts(call: OpenCall) -> None:
+    """What the embeds hold that a call, which is over, was to write: tokens, or something else."""
+    for embed in call.embed_writes:
+        embed.text = None
+    if isinstance(call.call, EmbedText) and call.failure is None:
+        for embed, *text in zip(call.embed_writes, call.call.tokens, call.call.positions, strict=True):
+            embed.text = (text[0], text[1])
 
 
 def _is_line(pages: list[Page], root: Root) -> bool:

@@ -20,7 +20,7 @@ from loopwright.control.name_table import Kind, NameTable
 from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
-from loopwright.control.prefixes import Cached, Prefixes
+from loopwright.control.prefixes import Cached, Prefixes, note_texts
 from loopwright.control.reads import check_kv
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.sliding import slide
@@ -218,7 +218,8 @@ class ResourceManager:
         feed, table = call.work, self._holdings[call.run_id].pages
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
-            self._take_back_record(call, feed)
+            self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
+            self._holdings[call.run_id].bases.forget()
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
@@ -301,6 +302,7 @@ class ResourceManager:
         if isinstance(call.work, Feed):
             self._mark_kv(call.pages, call.work.start_kv_len, call.work.kv_len)
             self.record(call)
+        note_texts(call)
         if call.failure is not None:
             return
         if isinstance(call.call, CopyPage | EmbedText | Forward):
@@ -345,19 +347,6 @@ class ResourceManager:
 
     def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
         self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
-
-    def _take_back_record(self, call: OpenCall, feed: Feed) -> None:
-        """What was noted when the call's pages were dropped does not hold any more: tokens were vetoed. The pages that
-        held them are secured anew, for others may have come to share them."""
-        size = self.shape.block_size
-        (place, offset), end = divmod(feed.kv_len, size), -(-feed.num_recorded // size)
-        pages = call.pages[place:end]
-        self._prefixes.cut(pages, offset, self._holdings[call.run_id].root)
-        for page in pages:
-            page.written &= range_bits(0, offset)
-            offset = 0
-        del feed.block_ids[place:]
-        feed.num_recorded = feed.kv_len
 
     def _may_have_dropped(self, call: OpenCall) -> bool:
         """Whether the call's run has pages without a block: most never do."""

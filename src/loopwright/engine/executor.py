@@ -50,6 +50,7 @@ class TorchExecutor:
         self.exactness = choice.exactness
         self.computed_by = choice.reason
         self.step_weight_bytes = runner.step_weight_bytes
+        self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
         self._shape = runner.shape
 

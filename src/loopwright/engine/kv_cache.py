@@ -37,6 +37,11 @@ class KvCache:
         self.values = [_untouched_zeros(shape) for _ in range(config.num_layers)]
         self.positions = torch.zeros(shape[0], dtype=torch.int32)
 
+    @property
+    def token_bytes(self) -> int:
+        """What one token costs over all layers."""
+        return sum(one.nbytes for one in (*self.keys, *self.values)) // (self.num_blocks * BLOCK_SIZE)
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Runs all copies at once; none may write what another reads."""
         if not copies:
@@ -76,11 +81,6 @@ class EmbedStore:
         index = torch.tensor(slots, dtype=torch.int64)
         self.vectors.index_copy_(0, index, vectors)
         self.positions.index_copy_(0, index, positions)
-
-
-def kv_bytes_per_block(config: ModelConfig) -> int:
-    """What one block costs over all layers."""
-    return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * 4
 
 
 def _untouched_zeros(shape: tuple[int, ...]) -> Tensor:

@@ -95,6 +95,7 @@ class ModelRunner:
                 hidden, positions, backend.plan(rows, positions)
             )
             self.step_weight_bytes = model.step_weight_bytes
+        self.kv_token_bytes = self._cache.token_bytes
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""

@@ -34,6 +34,7 @@ from loopwright.core.results import Segment as SegmentResult
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.malformed import malformed
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.observation import Observation
 from loopwright.runtime.segment_text import SegmentText
@@ -173,7 +174,7 @@ class Host:
         try:
             call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
-            raise BadRequest(f"malformed call: {error}", field=str(error).rpartition("`$")[2].strip("`.")) from None
+            raise malformed(op, error) from None
         except (UnicodeEncodeError, RecursionError) as error:
             raise BadRequest(f"malformed call: {error}") from None
         is_release = isinstance(call, calls.Interrupt | calls.Cancel | WatchCall)  # what makes room needs none

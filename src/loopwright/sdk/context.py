@@ -329,8 +329,10 @@ class Context:
         """Keeps the first tokens alone. The view stays."""
         with self._turnstile:
             await self._prepare(opens_turn=False)
-            if not 0 <= num_tokens <= (length := len(self._log)):
-                raise BadRequest(f"truncate: {num_tokens} is not from 0 to the context's {length}", field="num_tokens")
+            if not 0 <= num_tokens <= len(self._log):
+                raise BadRequest(
+                    f"truncate: {num_tokens} is not from 0 to the context's {len(self._log)}", field="num_tokens"
+                )
             await self._kv.truncate(num_tokens)
 
     def provenance(self) -> Provenance:

@@ -78,7 +78,7 @@ def _paper() -> list[Case]:
         Case("ebnf", 128, {"grammar": _JSON_ITEMS, "max_tokens": 32}),
         Case("speculative", 128, {"ngram": 2, "drafts": 4, "max_tokens": 64}),
         Case("beam", 128, {"beams": 5, "max_tokens": 64}),
-        Case("attention_sink", 128, {"window": 16, "sinks": 32, "stride": 64, "max_tokens": 128}),
+        Case("attention_sink", 128, {"window": 16, "sinks": 32, "max_tokens": 128}),
         Case("react", 128, {"system": _TOOLS * 2, "calls": 8, "tool_s": TOOL_S, "max_tokens": 16}),
         Case("code_act", 128, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 16}),
         Case("swarm", 32, {"roles": _roles(), "max_tokens": 96}, roles=4),
@@ -87,20 +87,20 @@ def _paper() -> list[Case]:
 
 def _small() -> list[Case]:
     return [
-        Case("completion", 8, {"max_tokens": 20}),
-        Case("prefix_tree", 2, {"parts": _parts(1), "max_tokens": 8}),
-        Case("tree_of_thought", 2, {**_tree(), "branches": 2, "max_tokens": 6}),
-        Case("recursion_of_thought", 4, {"system": _RULES, "depth": 2, "max_tokens": 6}),
-        Case("graph_of_thought", 2, {"lengths": [1, 6, 4, 2, 1, 4, 2, 6], "levels": 2, "max_tokens": 6}),
-        Case("skeleton_of_thought", 4, {"points": 3, "plan_tokens": 8, "max_tokens": 8}),
-        Case("prefix_cache", 8, {"system": _MUSEUM * 2, "max_tokens": 20}),
-        Case("ebnf", 8, {"grammar": _JSON_ITEMS, "max_tokens": 16}),
-        Case("speculative", 8, {"ngram": 2, "drafts": 4, "max_tokens": 24}),
-        Case("beam", 4, {"beams": 3, "max_tokens": 8}),
-        Case("attention_sink", 4, {"window": 16, "sinks": 32, "stride": 16, "max_tokens": 32}),
-        Case("react", 8, {"system": _TOOLS, "calls": 3, "tool_s": TOOL_S, "max_tokens": 6}),
-        Case("code_act", 8, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 8}),
-        Case("swarm", 4, {"roles": _roles(), "max_tokens": 10}, roles=4),
+        Case("completion", 8, {"max_tokens": 48}),
+        Case("prefix_tree", 2, {"parts": _parts(1), "max_tokens": 16}),
+        Case("tree_of_thought", 2, {**_tree(), "branches": 2, "max_tokens": 16}),
+        Case("recursion_of_thought", 4, {"system": _RULES, "depth": 2, "max_tokens": 16}),
+        Case("graph_of_thought", 2, {"lengths": [2, 16, 8, 4, 2, 8, 3, 16], "levels": 2, "max_tokens": 16}),
+        Case("skeleton_of_thought", 4, {"points": 3, "plan_tokens": 16, "max_tokens": 16}),
+        Case("prefix_cache", 8, {"system": _MUSEUM * 2, "max_tokens": 48}),
+        Case("ebnf", 8, {"grammar": _JSON_ITEMS, "max_tokens": 32}),
+        Case("speculative", 8, {"ngram": 2, "drafts": 4, "max_tokens": 48}),
+        Case("beam", 4, {"beams": 3, "max_tokens": 16}),
+        Case("attention_sink", 4, {"window": 16, "sinks": 32, "max_tokens": 64}),
+        Case("react", 8, {"system": _TOOLS, "calls": 3, "tool_s": TOOL_S, "max_tokens": 16}),
+        Case("code_act", 8, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 16}),
+        Case("swarm", 4, {"roles": _roles(), "max_tokens": 24}, roles=4),
     ]
 
 

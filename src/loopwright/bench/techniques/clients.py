@@ -120,7 +120,7 @@ async def beam(api: Endpoint, number: str, beams: int, max_tokens: int) -> str:
     return live[0][1]
 
 
-async def attention_sink(api: Endpoint, number: str, window: int, sinks: int, stride: int, max_tokens: int) -> str:
+async def attention_sink(api: Endpoint, number: str, window: int, sinks: int, max_tokens: int) -> str:
     """No route takes a window: the same tokens, which see all before them."""
     return await api.chat([user_says(f"House {number}: tell me a long story about it.")], max_tokens)
 

@@ -26,6 +26,11 @@ class NativeKvCache:
         self.values = [_untouched_zeros(num_blocks, heads, BLOCK_SIZE // 2, dim, 2) for _ in layers]
         self.positions = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.int32)
 
+    @property
+    def token_bytes(self) -> int:
+        """What one token costs over all layers."""
+        return sum(one.nbytes for one in (*self.keys, *self.values)) // (self.num_blocks * BLOCK_SIZE)
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Runs all copies at once; none may write what another reads."""
         if not copies:

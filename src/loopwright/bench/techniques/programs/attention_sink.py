@@ -3,11 +3,9 @@
 from loopwright import Context
 
 
-async def main(number: str, window: int, sinks: int, stride: int, max_tokens: int) -> str:
+async def main(number: str, window: int, sinks: int, max_tokens: int) -> str:
     ctx = Context()
     ctx.user(f"House {number}: tell me a long story about it.")
+    await ctx.flush()  # without the window, as whose tokens the cache may know some
     await ctx.window(window, sinks)
-    texts = []
-    for _ in range(0, max_tokens, stride):
-        texts.append((await ctx.generate(max_tokens=stride, ignore_eos=True)).text)
-    return "".join(texts)
+    return (await ctx.generate(max_tokens=max_tokens, ignore_eos=True)).text

@@ -1,0 +1,46 @@
+"""Passes on what the decode group sampled: ends the segments that are over, and tells programs of the others' tokens.
+
+Never looks into a row: the group does. Called by the controller when a step has ended, and again when the engine has
+the next one, which need not wait until programs have heard.
+"""
+
+from collections.abc import Callable
+
+from loopwright.control.decoding import DecodeGroup
+from loopwright.control.ordering import OpenCall
+from loopwright.control.segments import SegmentFeed
+from loopwright.core.batch import DecodeResult
+from loopwright.core.errors import ErrorInfo
+from loopwright.core.results import Completion, Segment
+
+
+class DecodeCalls:
+    """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion."""
+
+    def __init__(
+        self, finish: Callable[[OpenCall, Segment], None], fail: Callable[[OpenCall, ErrorInfo], None]
+    ) -> None:
+        self._finish, self._fail = finish, fail
+        self._untold: dict[OpenCall, SegmentFeed] = {}  # the last step sampled for them, and they want to know
+
+    def take(self, group: DecodeGroup, result: DecodeResult) -> None:
+        """What came of the group's rows."""
+        over = group.take(result)
+        self._untold = dict(group.shown)
+        for call, error in over:
+            if error is not None:
+                self._untold.pop(call, None)
+                self._fail(call, error)
+            elif isinstance(call.work, SegmentFeed):
+                self._finish(call, call.work.segment(len(call.pages)))
+
+    def tell(self) -> None:
+        """Puts the tokens of the last step into the inboxes of those who want to see them."""
+        untold, self._untold = self._untold, {}
+        for call, feed in untold.items():
+            call.inbox.put(Completion(call.call_id, feed.progress()))
+
+    def tell_last(self, call: OpenCall) -> None:
+        """As `tell`, for a call that ends now."""
+        if (feed := self._untold.pop(call, None)) is not None:
+            call.inbox.put(Completion(call.call_id, feed.progress()))
