@@ -44,6 +44,7 @@ from loopwright.runtime.tool_config import ToolsConfig
 from loopwright.runtime.toolbox import open_toolbox
 from loopwright.runtime.tracing import TraceSink
 from loopwright.text.load_tokenizer import byte_tokenizer
+from loopwright.text.reasoning import reasoning_tags
 from loopwright.text.tokenizer import Tokenizer
 from loopwright.weights.store import ModelFiles, no_progress
 
@@ -239,6 +240,7 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
         has_chat_template=has_template,
         quantization="F32",
         weights_sha256="",
+        reasoning=reasoning_tags(tokenizer.chat_template, tokenizer.controls),
         version="F32-test",
     )
 

@@ -17,6 +17,7 @@ from loopwright.core.calls import (
     ClearQueue,
     CopyPage,
     EmbedText,
+    ExportPages,
     Forward,
     ForwardText,
     FreeEmbeds,
@@ -266,6 +267,18 @@ def test_pages_of_embeds_that_hold_hidden_states_stay_for_nobody_could_compute_t
     other.submit(segment(text(2, 24), 1))
     rig.drain()
     assert rig.controller._resources.num_held_blocks() == {run.session.run_id: 1}
+
+
+def test_pages_that_are_lent_by_name_keep_their_blocks_for_dropping_them_would_free_none() -> None:
+    rig = Rig(num_blocks=6)
+    run, _ = filled(rig, 1)
+    run.submit(ExportPages(queue=QUEUE, name="doc", pages=names(100, 1), positions=tuple(range(4))))
+    other = rig.open("other")
+    out_of_use(rig)
+    call = other.submit(segment(text(2, 20), 1))
+    rig.drain()
+    assert list(other.segment(call).tokens) == expected(text(2, 20), 1)
+    assert rig.controller._resources.num_held_blocks()[run.session.run_id] == 1
 
 
 def test_pages_that_are_opaque_are_not_dropped_and_keep_what_they_hold() -> None:

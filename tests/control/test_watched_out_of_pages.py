@@ -344,3 +344,19 @@ def test_what_was_dropped_twice_and_vetoed_in_between_is_rebuilt_as_it_is_now() 
     assert ahead[2] != expected.tokens[2]
     part = run.parts[call][-1]
     assert isinstance(part, Progress)
+
+
+def test_pages_of_a_segment_that_was_left_after_a_veto_can_be_dropped_again() -> None:
+    rig = Rig(num_blocks=8)
+    run, call, ahead = paused(rig, window=5, max_tokens=14)
+    everything(rig)
+    run.now(Acknowledge(handle=int(call), num_tokens=1))
+    rig.drain()  # rebuilt
+    assert run.now(Veto(handle=int(call), index=1)).error is None
+    run.session.interrupt(call)
+    segment = run.segment(call)
+    assert (list(segment.tokens), segment.kv_len) == (ahead[:1], 10)
+    everything(rig)
+    after = run.submit(generate([5], pages=range(100, 103), kv_len=10, grow_from=200, sampling=SAMPLING, max_tokens=3))
+    rig.drain()
+    assert list(run.segment(after).tokens) == alone([*text(1), 5], 3)

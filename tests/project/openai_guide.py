@@ -29,6 +29,9 @@ AFTER = """## Answers
   class: while it stays, a seeded request has the same answer.
 - `finish_reason` is `length` when `max_tokens` or the context ended the text, else `stop`; `stop_reason` is the stop
   string or id that did, null for the model's own end.
+- A model whose chat template has tags for thoughts (`<think>` and the like) has them in `reasoning_content`, streamed
+  and not, and their number in `usage.completion_tokens_details.reasoning_tokens`. A constraint, `stop` and
+  log-probabilities are of the answer behind them, whether it thinks or not.
 - Log-probabilities cover the tokens whose text is in the answer; `token_ids` cover everything that was sampled. A
   token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
 - A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer

@@ -8,9 +8,10 @@ from pathlib import Path
 SCRIPT = """
 import sys
 from pathlib import Path
+from loopwright.runtime.program import read_program
 from loopwright.runtime.program_store import ProgramStore
 folder = Path(sys.argv[1])
-ProgramStore(folder).put("greek", "async def main(): return '\\u03b1'\\n", "greek.py")
+ProgramStore(folder).put("greek", read_program("async def main(): return '\\u03b1'\\n", "greek.py"))
 assert ProgramStore(folder).get("greek").source == "async def main(): return '\\u03b1'\\n"
 """
 

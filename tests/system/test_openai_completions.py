@@ -229,7 +229,7 @@ def test_d5_ids_in_are_ids_run_and_ids_reported() -> None:
                 assert {*choice["token_ids"]} <= {0xFF, 0xC3, 0x80}
             assert whole["token_ids"] == part["token_ids"]
             assert isinstance(system.executor, WatchedExecutor)
-            rows = [row for batch in system.executor.batches for row in batch.rows]
+            rows = [row for batch in system.executor.batches for row in batch.all_rows]
             assert list(rows[0].token_ids) == IDS
             assert [row.token_ids[0] for row in rows[1:12]] == whole["token_ids"][:-1]
 

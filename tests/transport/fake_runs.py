@@ -8,7 +8,7 @@ import msgspec
 
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
-from loopwright.core.events import Emit, Event, Finished, Log, Started, Text
+from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, Tokens
 from loopwright.core.ids import RunId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
@@ -49,6 +49,9 @@ class FakeRun:
     def text(self, *texts: str) -> None:
         for text in texts:
             self._add(Text, text=text)
+
+    def tokens(self, **fields: Any) -> None:
+        self._add(Tokens, **fields)
 
     def log(self, line: str) -> None:
         self._add(Log, line=line)

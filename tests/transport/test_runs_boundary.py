@@ -11,7 +11,7 @@ from fake_runs import MODEL, FakeRuns
 
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import BadRequest, NotFound, ProgramRejected, Unavailable
-from loopwright.core.events import Event, Finished, Started, Text
+from loopwright.core.events import Event, Finished, Started, Text, TokenLogprob
 from loopwright.core.ids import RunId
 from loopwright.core.runs import RunSpec, open_events
 from loopwright.transport.addresses import socket_address, socket_folder
@@ -55,6 +55,10 @@ async def test_a_run_starts_and_its_events_arrive_unchanged() -> None:
     def script(run):
         run.text("Hel", "lo")
         run.emit({"large": 10**40, "none": None, "half": 0.5})
+        top = TokenLogprob(7, "bytes:\\xf0", (0xF0,), -0.5)
+        run.tokens(
+            text="é", index=3, channel="reasoning", tokens=(7, 8), logprobs=(TokenLogprob(8, "", None, None, (top,)),)
+        )
         run.finish({"n": 1})
 
     fake = FakeRuns(script)

@@ -5,7 +5,7 @@ Made by the runtime.
 On the wire an event is `{"type": …, "run": …, "seq": …, "time_s": …, …}`.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,10 @@ class Text(EventBase, frozen=True, kw_only=True, tag="text"):
     text: str
 
 
+Channel: TypeAlias = Literal["answer", "reasoning"]
+"""Whether a model answers, or thinks before it does."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token as a client sees it. `text` is how it is shown by itself: a control token written out, bytes that are no
     UTF-8 as `bytes:\\xf0\\x9f`. `bytes` are what it adds to a text, null if that is nothing."""
@@ -49,11 +53,12 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Tokens(EventBase, frozen=True, kw_only=True, tag="tokens"):
     """Text with what stands behind it, when the program asked to show that. `index` says which of several answers it
-    belongs to. `tokens` are ids sampled since the last event, if asked; `logprobs` are of those tokens whose text has
-    come, so that what a stop string takes away is not among them."""
+    belongs to, `channel` which part of that. `tokens` are ids sampled since the last event, if asked; `logprobs` are of
+    those tokens whose text has come, so that what a stop string takes away is not among them."""
 
     text: str
     index: int = 0
+    channel: Channel = "answer"
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
 

@@ -13,6 +13,7 @@ from loopwright.core.call_base import HostCall
 from loopwright.core.calls import Generate, QueueCall, TokenId
 from loopwright.core.child_calls import ChildCall
 from loopwright.core.code_calls import RunCode
+from loopwright.core.events import Channel
 from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
 from loopwright.core.store_calls import StoreCall
@@ -107,6 +108,7 @@ class Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: Annotated[int, Meta(ge=0)] = 0
     tokens: bool = False
     logprobs: bool = False
+    channel: Channel = "answer"
 
 
 class Segment(HostCall, frozen=True, kw_only=True, tag="segment"):

@@ -37,6 +37,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     license: str = ""
     description: str = ""
     template_sha256: str = ""  # of the chat template
+    reasoning: tuple[str, str] | None = None  # the tags around what it thinks, if its template has such
     engine: str = ""  # what computes: its version and back-end
     version: str = ""  # changes when an answer could: quantization and weights
     service_id: int = 0  # which of the server's engines runs it; models of one engine share its pages

@@ -5,7 +5,7 @@ Never starts one: the launcher does. One of these belongs to each run, and answe
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ class Children:
         self._num_spawned = 0
         self._ended: deque[RunId] = deque()  # at the top of the tree: all that ended below it, the oldest first
 
-    def answers(self, launch: Callable[[Spawn], ChildRun], find: Callable[[RunId], ChildRun]) -> Answers:
+    def answers(self, launch: Callable[[Spawn], Awaitable[ChildRun]], find: Callable[[RunId], ChildRun]) -> Answers:
         """The part of the host's table. `launch` starts a run as a child of this one, `find` any run by its id."""
         return {
             Spawn: lambda call: self._spawn(call, launch),
@@ -122,8 +122,10 @@ class Children:
             yield one
             one = one._above
 
-    async def _spawn(self, call: Spawn, launch: Callable[[Spawn], ChildRun]) -> AsyncGenerator[dict[str, Any]]:
-        child = launch(call)
+    async def _spawn(
+        self, call: Spawn, launch: Callable[[Spawn], Awaitable[ChildRun]]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        child = await launch(call)
         assert child.task is not None
         try:
             yield {"run": child.run_id}

@@ -42,8 +42,15 @@ class EventLog:
     def tokens(self, shown: ShownText) -> None:
         num_logprobs = sum(1 + len(one.top) for one in shown.logprobs)
         self._count(_num_bytes(shown.text) + TOKEN_BYTES * len(shown.tokens) + LOGPROB_BYTES * num_logprobs)
-        stamp, index, logprobs = self._stamp(), shown.index, shown.logprobs
-        self._feed.add(Tokens(**stamp, text=shown.text, index=index, tokens=shown.tokens, logprobs=logprobs))
+        event = Tokens(
+            **self._stamp(),
+            text=shown.text,
+            index=shown.shown.index,
+            channel=shown.shown.channel,
+            tokens=shown.tokens,
+            logprobs=shown.logprobs,
+        )
+        self._feed.add(event)
 
     def log(self, stream: str, line: str) -> None:
         self._lines.take_one()

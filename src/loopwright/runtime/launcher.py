@@ -54,7 +54,8 @@ from loopwright.runtime.mailbox import Mailbox
 from loopwright.runtime.model_doors import ModelDoors
 from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
 from loopwright.runtime.observation import Account, Ended, Observation
-from loopwright.runtime.program import Program, read_builtin, read_program
+from loopwright.runtime.program import Program, read_builtin
+from loopwright.runtime.program_reader import ProgramReader
 from loopwright.runtime.program_store import ProgramStore
 from loopwright.runtime.run_span import RunSpan, SpanSink
 from loopwright.runtime.sandbox import Sandbox
@@ -148,6 +149,7 @@ class Launcher:
         self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
         self._launches = LaunchQueue(clock)
+        self._reader = ProgramReader()
         self._meter = meter or Meter()
         self._spans = spans
         self._source = f"runtime-{secrets.token_hex(8)}"
@@ -174,14 +176,14 @@ class Launcher:
         return self._models.infos()
 
     async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
-        self._programs.put(name, source, filename)
+        self._programs.put(name, await self._reader.read(source, filename))
         return next(info for info in self._programs.infos() if info.name == name)
 
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return self._programs.infos()
 
     async def start(self, spec: RunSpec) -> RunId:
-        name, program = self._find_program(spec)
+        name, program = await self._find_program(spec)
         program.check_arguments(spec.arguments)
         sandbox = self._sandboxes.get(spec.sandbox)
         if sandbox is None:
@@ -191,10 +193,11 @@ class Launcher:
         self._admit(run)
         return run.run_id
 
-    def _spawn(self, parent: Run, call: Spawn) -> Run:
+    async def _spawn(self, parent: Run, call: Spawn) -> Run:
         """Starts a child of a run, in the same sandbox."""
         parent.children.check(call)
-        name, program = self._find_child(parent, call)
+        name, program = await self._find_child(parent, call)
+        parent.children.check(call)  # again: others may have begun while it was read
         program.check_arguments(call.arguments)
         self._check_room()
         left_s = parent.started_now_s + parent.limits.seconds - self._clock.now_s()
@@ -269,25 +272,25 @@ class Launcher:
 
     # One run
 
-    def _find_program(self, spec: RunSpec) -> tuple[str, Program]:
+    async def _find_program(self, spec: RunSpec) -> tuple[str, Program]:
         is_builtin = spec.source is None and spec.program in BUILTIN_PROGRAMS
         if spec.sandbox == "native" and not is_builtin and not self._allows_native:
             raise PermissionDenied("this server runs programs in its sandbox only", field="sandbox")
         if spec.source is not None:
             if spec.program:
                 raise BadRequest("a run has a program or a source, not both", field="program")
-            return Path(spec.filename).stem, read_program(spec.source, spec.filename)
+            return Path(spec.filename).stem, await self._reader.read(spec.source, spec.filename)
         if is_builtin and spec.sandbox == "native":
             return spec.program, read_builtin(BUILTIN_PROGRAMS[spec.program])
         return spec.program, self._programs.get(spec.program)
 
-    def _find_child(self, parent: Run, call: Spawn) -> tuple[str, Program]:
+    async def _find_child(self, parent: Run, call: Spawn) -> tuple[str, Program]:
         if call.program:
             return call.program, self._programs.get(call.program)
         source = parent.program.source if call.source is None else call.source
         name = parent.name if call.source is None else f"{parent.name}-child"
         filename = parent.program.filename if call.source is None else f"{name}.py"
-        return name, read_program(source, filename, call.entry)
+        return name, await self._reader.read(source, filename, call.entry)
 
     def _check_room(self) -> None:
         if self._num_live >= self._max_live_runs:

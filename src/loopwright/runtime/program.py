@@ -80,9 +80,7 @@ class Program:
 def read_program(source: str, filename: str, entry: str = "main") -> Program:
     """Raises ProgramRejected, with file and line, for a file that is not a program. The last ones are remembered: 200
     lines take milliseconds."""
-    size = len(source.encode(errors="surrogatepass"))
-    if size > MAX_SOURCE_BYTES:
-        raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")
+    check_size(source, filename)
     tree = _parse(source, filename)
     main = _find_main(tree, filename, entry)
     try:
@@ -97,6 +95,13 @@ def read_program(source: str, filename: str, entry: str = "main") -> Program:
         metadata=_metadata(source, filename),
         entry=entry,
     )
+
+
+def check_size(source: str, filename: str) -> None:
+    """Raises ProgramRejected for what is too large to be looked at."""
+    size = len(source.encode(errors="surrogatepass"))
+    if size > MAX_SOURCE_BYTES:
+        raise ProgramRejected(f"{filename} has {size} bytes; a program has at most {MAX_SOURCE_BYTES}")
 
 
 @functools.cache
@@ -151,8 +156,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None, filename: str) -> Pa
     if default is None:
         return Parameter(argument.arg, kind, is_required=True)
     try:
-        value = ast.literal_eval(default)
-        msgspec.json.encode(value)
+        value = msgspec.json.decode(msgspec.json.encode(ast.literal_eval(default)))
     except (ValueError, TypeError):
         raise ProgramRejected(
             f"{filename}, line {argument.lineno}: the default of {argument.arg!r} is not a JSON value",

@@ -24,17 +24,15 @@ class ProgramStore:
             with contextlib.suppress(ProgramRejected, OSError, UnicodeDecodeError):  # a file that somebody else spoilt
                 self._programs[path.stem] = read_program(path.read_text(encoding="utf-8"), path.name)
 
-    def put(self, name: str, source: str, filename: str) -> Program:
-        """Checks and keeps a program; replaces one of that name."""
+    def put(self, name: str, program: Program) -> None:
+        """Keeps a program; replaces one of that name. Raises BadRequest for what cannot be a name."""
         if not PROGRAM_NAME.fullmatch(name):
             raise BadRequest(
                 f"{name!r} cannot name a program", field="name", hint="use a-z, 0-9, - and _, at most 64 of them"
             )
-        program = read_program(source, filename)
         if self._directory is not None:
-            _write_whole(self._directory, f"{name}.py", source)
+            _write_whole(self._directory, f"{name}.py", program.source)
         self._programs[name] = program
-        return program
 
     def get(self, name: str) -> Program:
         program = self._programs.get(name)

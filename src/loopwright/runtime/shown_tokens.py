@@ -20,7 +20,7 @@ from loopwright.text.tokenizer import Tokenizer
 class ShownText:
     """The fields of one event."""
 
-    index: int
+    shown: Shown
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -47,14 +47,14 @@ class ShownTokens:
         new = self._see(progress.tokens, progress.logprobs, progress.top_logprobs)
         num_certain = self._text.num_shown_bytes
         count = next((n for n, (end, _) in enumerate(self._held) if end > num_certain), len(self._held))
-        return ShownText(self._shown.index, delta, new, self._tell(count))
+        return ShownText(self._shown, delta, new, self._tell(count))
 
     def finish(self, segment: Segment, delta: str) -> ShownText:
         """All that was still missing of those tokens that are kept."""
         seen = self._num_seen
         tops = segment.top_logprobs[seen:]
         new = self._see(segment.tokens[seen:], segment.logprobs[seen:], tops)
-        return ShownText(self._shown.index, delta, new, self._tell(max(0, segment.num_kept - self._num_told)))
+        return ShownText(self._shown, delta, new, self._tell(max(0, segment.num_kept - self._num_told)))
 
     def _see(self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[TopLogprobs]) -> tuple[int, ...]:
         self._num_seen += len(tokens)

@@ -1,7 +1,7 @@
 """What a program says to the outside while it runs. Never waits. `print` goes to the log as well."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from loopwright.sdk.port import current_port
 
@@ -11,11 +11,12 @@ class Show:
     """What `generate` sends to the client beside the text, in events of the type `tokens`: `emit=Show(tokens=True)`.
 
     `index` says which of several answers it is. `tokens` are the sampled ids; `logprobs` those of the segment's options
-    `logprobs` and `top_logprobs`, with each token's text."""
+    `logprobs` and `top_logprobs`, with each token's text. `channel` tells what the model thinks from its answer."""
 
     index: int = 0
     tokens: bool = False
     logprobs: bool = False
+    channel: Literal["answer", "reasoning"] = "answer"
 
 
 def emit_fields(emit: "bool | Show") -> dict[str, Any]:

@@ -100,7 +100,10 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request."""
     refuse(request.body)
     messages = [_plain_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
-    return model_spec("chat", {"messages": messages}, request.generation, model)
+    spec = model_spec("chat", {"messages": messages}, request.generation, model)
+    if model.reasoning is not None:
+        spec.arguments["options"] = {**spec.arguments["options"], "reasoning": list(model.reasoning)}
+    return spec
 
 
 def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:

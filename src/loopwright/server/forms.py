@@ -53,7 +53,7 @@ class ChatForm:
         self._asked = asked
 
     def choice(self, index: int, part: Part, end: Choice, prompt: PromptShown | None) -> Json:
-        message = {"role": "assistant", "content": part.text, "refusal": None}
+        message = {"role": "assistant", "content": part.text, "refusal": None, **_reasoning(part)}
         return {"index": index, "message": message, **self._behind(part), **_end(end)}
 
     def extras(self, prompt: PromptShown | None) -> Json:
@@ -66,7 +66,8 @@ class ChatForm:
         return None
 
     def delta(self, index: int, part: Part) -> Json:
-        return {**self._delta(index, {"content": part.text}), **self._behind(part)}
+        content = {"content": part.text} if part.texts else {}
+        return {**self._delta(index, {**_reasoning(part), **content}), **self._behind(part)}
 
     def end_delta(self, index: int, end: Choice) -> Json:
         return {**self._delta(index, {}), **_end(end)}
@@ -156,6 +157,11 @@ class TextEnd:
         start = self._num_chars
         self._num_chars += len(self._decoder.decode(bytes(one.bytes or ())))
         return start
+
+
+def _reasoning(part: Part) -> Json:
+    """What the model thought, apart from what it answers."""
+    return {"reasoning_content": "".join(part.thoughts)} if part.thoughts else {}
 
 
 def _end(end: Choice) -> Json:

@@ -14,6 +14,10 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What really ran: of several candidates all, of a prompt that several share one."""
 
@@ -21,6 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptDetails = PromptDetails()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -52,11 +57,13 @@ class Part:
 
     def __init__(self, texts: Sequence[str] = ()) -> None:
         self.texts = list(texts)
+        self.thoughts: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
 
     def add(self, event: Text | Tokens) -> None:
-        self.texts.append(event.text)
+        is_thought = isinstance(event, Tokens) and event.channel == "reasoning"
+        (self.thoughts if is_thought else self.texts).append(event.text)
         if isinstance(event, Tokens):
             self.tokens += event.tokens
             self.logprobs += event.logprobs
@@ -68,4 +75,4 @@ class Part:
     @property
     def is_plain(self) -> bool:
         """Whether there is nothing behind the text."""
-        return not (self.tokens or self.logprobs)
+        return not (self.tokens or self.logprobs or self.thoughts)

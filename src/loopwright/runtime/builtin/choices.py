@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwright.runtime.builtin.thinking import Thought, think_and_answer
 from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Turn, emit, resources
 from loopwright.sdk.sampling import context_seed
 
@@ -34,6 +35,7 @@ class Options:
     shows_prompt: bool = False
     prompt_logprobs: int | None = None  # so many of the most probable tokens of each place
     truncate_prompt_tokens: int | None = None  # keep the last ones
+    reasoning: tuple[str, str] | None = None  # the tags around what the model thinks before it answers
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -43,14 +45,14 @@ class Options:
     @property
     def is_plain(self) -> bool:
         """Whether the text of one choice is all there is to show."""
-        return self.best_of == 1 and not self.shows_tokens and not self.shows_logprobs
+        return self.best_of == 1 and not (self.shows_tokens or self.shows_logprobs or self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """What one prompt came to."""
 
-    turns: list[Turn]
+    ways: list[Thought]  # to go on
     num_prompt_tokens: int
     num_cached_tokens: int
 
@@ -78,7 +80,8 @@ async def answer(prompts: Sequence[Prompt], options: Options) -> dict[str, Any]:
         raise failed.exceptions[0] from None  # what is wrong with one is wrong with the request
     answered = [task.result() for task in tasks]
     num_prompt = sum(one.num_prompt_tokens for one in answered)
-    num_completion = sum(len(turn.tokens) for one in answered for turn in one.turns)
+    num_completion = sum(len(turn.tokens) for one in answered for way in one.ways for turn in way.turns)
+    num_reasoning = sum(way.num_reasoning_tokens for one in answered for way in one.ways)
     return {
         "choices": [choice for number, one in enumerate(answered) for choice in _choices(one, number, options)],
         "usage": {
@@ -86,6 +89,7 @@ async def answer(prompts: Sequence[Prompt], options: Options) -> dict[str, Any]:
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in answered)},
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning},
         },
     }
 
@@ -115,39 +119,50 @@ async def prompt_of_ids(number: int, ids: Sequence[int], options: Options, text:
 
 
 async def _answer_one(ctx: Context, number: int, options: Options, *, shows_text: bool) -> Answered:
-    if options.max_tokens == 0:
-        return Answered([], len(ctx.tokens), 0)
     first = number * options.best_of
-    if options.best_of == 1:
+    if options.max_tokens == 0:
+        num_cached = await ctx.flush()
+        return Answered([], len(ctx.tokens), num_cached)
+    if options.best_of == 1 and options.reasoning is None:
         is_plain = options.is_plain and shows_text
         turn = await _generate(ctx, 0, True if is_plain else _show(first, options), options)
-        return Answered([turn], turn.num_prompt_tokens, turn.cached_tokens)
+        return Answered([Thought((turn,))], turn.num_prompt_tokens, turn.cached_tokens)
     num_cached = await ctx.flush(opens_turn=True)
+    num_prompt_tokens = len(ctx.tokens)
     ways = [ctx, *[await ctx.fork() for _ in range(options.best_of - 1)]]
     try:
-        shown = [_show(first + way, options) for way in range(len(ways))]
-        turns = await asyncio.gather(*(_generate(one, way, shown[way], options) for way, one in enumerate(ways)))
+        thoughts = await asyncio.gather(*(_go_on(one, way, first + way, options) for way, one in enumerate(ways)))
     finally:
         for one in ways[1:]:
             one.close()
-    return Answered(turns, turns[0].num_prompt_tokens, num_cached)
+    return Answered(thoughts, num_prompt_tokens, num_cached)
 
 
-async def _generate(ctx: Context, way: int, shown: Show | bool, options: Options) -> Turn:
+async def _go_on(ctx: Context, way: int, candidate: int, options: Options) -> Thought:
+    shown = _show(candidate, options)
+    if options.reasoning is None:
+        return Thought((await _generate(ctx, way, shown, options),))
+
+    def generate(ctx: Context, shown: Show | bool, **instead: Any) -> Awaitable[Turn]:  # noqa: ANN401 (options)
+        return _generate(ctx, way, shown, options, **instead)
+
+    return await think_and_answer(ctx, options.reasoning, generate, shown, options.max_tokens)
+
+
+async def _generate(ctx: Context, way: int, shown: Show | bool, options: Options, **instead: Any) -> Turn:  # noqa: ANN401 (options)
     sampling = dict(options.sampling)
     if bias := sampling.pop("logit_bias", None):
         sampling["logit_bias"] = {int(token): one for token, one in bias.items()}
     if options.seed is not None:
         sampling["seed"] = options.seed if way == 0 else context_seed(options.seed, way)
-    return await ctx.generate(
-        emit=shown,
-        max_tokens=options.max_tokens,
-        stop=options.stop,
-        stop_tokens=options.stop_tokens,
-        ignore_eos=options.ignore_eos,
-        grammar=None if options.grammar is None else Grammar(**options.grammar),
-        **sampling,
-    )
+    asked: dict[str, Any] = {
+        "max_tokens": options.max_tokens,
+        "stop": options.stop,
+        "stop_tokens": options.stop_tokens,
+        "ignore_eos": options.ignore_eos,
+        "grammar": None if options.grammar is None else Grammar(**options.grammar),
+    }
+    return await ctx.generate(emit=shown, **{**asked, **sampling, **instead})
 
 
 def _show(candidate: int, options: Options) -> Show:
@@ -156,12 +171,14 @@ def _show(candidate: int, options: Options) -> Show:
 
 def _choices(answered: Answered, number: int, options: Options) -> list[dict[str, Any]]:
     """The best candidates, by log-probability a token, or all, in their order."""
-    if not answered.turns:
+    if not answered.ways:
         return [{"candidate": number, "finish_reason": "length", "stop_reason": None}]
     ranked = list(range(options.best_of))
     if options.best_of > options.n:
-        ranked.sort(key=lambda way: -_mean_logprob(answered.turns[way]))
-    return [_choice(number * options.best_of + way, answered.turns[way], options) for way in ranked[: options.n]]
+        ranked.sort(key=lambda way: -_mean_logprob(answered.ways[way].turns[-1]))
+    return [
+        _choice(number * options.best_of + way, answered.ways[way].turns[-1], options) for way in ranked[: options.n]
+    ]
 
 
 def _choice(candidate: int, turn: Turn, options: Options) -> dict[str, Any]:
