@@ -99,7 +99,8 @@ async def main(plan: list):
     return told
 """
 PREFIXES = ("You are a careful assistant that answers in one line. ", "Once upon a time, ", "")
-TOLERANCE = 1e-5
+TOLERANCE, UNITS = 1e-5, 1e-6
+"""The reference class; and one in the last place of float32, because values reach -20 and shapes of batches differ."""
 SAMPLED: dict[str, Callable[[int], Sampling]] = {
     **dict.fromkeys(
         ("generate", "watch", "fork", "verify", "spawn"), lambda seed: Sampling(temperature=1.0, seed=seed)
@@ -294,7 +295,8 @@ def is_answer(result: Any, answer: list[tuple[tuple[int, ...], tuple[float, ...]
     if answer is None or len(result) != len(answer):
         return False
     return all(
-        tuple(tokens) == own and all(abs(one - other) <= TOLERANCE for one, other in zip(found, logprobs, strict=True))
+        tuple(tokens) == own
+        and all(abs(one - other) <= TOLERANCE + UNITS * abs(other) for one, other in zip(found, logprobs, strict=True))
         for (tokens, found), (own, logprobs) in zip(result, answer, strict=True)
     )
 
