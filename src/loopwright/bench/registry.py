@@ -8,6 +8,7 @@ from loopwright.core.errors import NotFound
 SUITE_MODULES = {
     "launch": "loopwright.bench.launch",
     "calls": "loopwright.bench.calls",
+    "dev": "loopwright.bench.dev",
     "decode": "loopwright.bench.decode",
     "growth": "loopwright.bench.growth",
     "batching": "loopwright.bench.batching",
