@@ -5,9 +5,18 @@ What is asked of it and what is given up are counted; over standard streams they
 
 import os
 import sys
+from typing import Annotated
 
 import anyio
 from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult, TextContent
+from pydantic import BaseModel
+
+
+class Promised(BaseModel):
+    """What a tool says that it answers with."""
+
+    number: int
 
 
 def calendar(asked: list[str]) -> MCPServer:
@@ -43,6 +52,16 @@ def calendar(asked: list[str]) -> MCPServer:
             await anyio.sleep_forever()
         finally:
             note("wait given up")
+
+    @server.tool()
+    def flood() -> str:
+        """Says more than anybody reads."""
+        return "x" * (5 << 20)
+
+    @server.tool()
+    def lie() -> Annotated[CallToolResult, Promised]:
+        """Promises a number and answers with none."""
+        return CallToolResult(content=[TextContent(type="text", text="no number")], structured_content={"number": "no"})
 
     @server.tool()
     def die() -> str:

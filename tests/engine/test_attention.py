@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
+from engine_rig import CLOSE, Rig, dense_rows, log_softmax, runs_of, some_tokens
 
 from loopwright.core.batch import ForwardRow
 from loopwright.core.errors import Unavailable
@@ -31,7 +31,7 @@ def test_a_masked_prefill_equals_dense_attention(model: LoadedModel, num_tokens:
     tokens, mask = some_tokens(num_tokens), random_mask(num_tokens, seed=3)
     runs = [runs_of(row.tolist()) for row in mask]
     expected = log_softmax(Oracle(model).logits(tokens, mask=mask))
-    np.testing.assert_allclose(Rig(model).logprobs(tokens, mask=runs), expected, atol=1e-5)
+    np.testing.assert_allclose(Rig(model).logprobs(tokens, mask=runs), expected, **CLOSE)
 
 
 def test_masked_and_plain_rows_of_one_batch_keep_to_themselves(model: LoadedModel) -> None:
@@ -53,7 +53,7 @@ def test_masked_and_plain_rows_of_one_batch_keep_to_themselves(model: LoadedMode
     ]  # fmt: skip
     for mask, tokens, start, result in zip(masks, sequences, starts, rig.rows(*batch), strict=True):
         expected = log_softmax(oracle.logits(tokens, mask=mask))[start:]
-        np.testing.assert_allclose(dense_rows(result), expected, atol=1e-5)
+        np.testing.assert_allclose(dense_rows(result), expected, **CLOSE)
 
 
 def test_a_far_start_hidden_from_a_late_token_makes_no_nan(model: LoadedModel) -> None:
@@ -65,7 +65,7 @@ def test_a_far_start_hidden_from_a_late_token_makes_no_nan(model: LoadedModel) -
     mask[1299, :1290] = False
     row = rig.row(tokens[1299:], kv_len=1299, block_ids=table, mask=[(1290, 10)])
     expected = log_softmax(Oracle(model).logits(tokens, mask=mask))[1299:]
-    np.testing.assert_allclose(dense_rows(rig.rows(row)[0]), expected, atol=1e-5)
+    np.testing.assert_allclose(dense_rows(rig.rows(row)[0]), expected, **CLOSE)
 
 
 def test_consecutive_and_scattered_pages_give_the_same(model: LoadedModel) -> None:
@@ -84,7 +84,7 @@ def test_pages_beyond_the_tokens_are_not_read(model: LoadedModel) -> None:
     rig.runner._cache.keys[0][100 * 16 :] = torch.nan
     block_ids = [*rig.blocks(20), 100, 101]
     expected = log_softmax(Oracle(model).logits(tokens))
-    np.testing.assert_allclose(rig.logprobs(tokens, block_ids=block_ids), expected, atol=1e-5)
+    np.testing.assert_allclose(rig.logprobs(tokens, block_ids=block_ids), expected, **CLOSE)
 
 
 def test_two_rows_read_one_shared_page(model: LoadedModel) -> None:
@@ -95,7 +95,7 @@ def test_two_rows_read_one_shared_page(model: LoadedModel) -> None:
     rows = [rig.row(tail, kv_len=16, block_ids=[shared, *rig.blocks(9)]) for tail in tails]
     for tail, result in zip(tails, rig.rows(*rows), strict=True):
         expected = log_softmax(oracle.logits(prefix + tail))[16:]
-        np.testing.assert_allclose(dense_rows(result), expected, atol=1e-5)
+        np.testing.assert_allclose(dense_rows(result), expected, **CLOSE)
 
 
 def test_an_unknown_back_end_says_what_exists() -> None:
@@ -110,4 +110,4 @@ def test_a_hidden_run_at_the_end_of_any_length_harms_no_neighbour(model: LoadedM
     nothing_after = [(0, place + 1, 100, 0) for place in range(4)]
     for mask in (endless, nothing_after):
         for result in rig.rows(rig.row(tokens), rig.row(tokens, mask=mask)):
-            np.testing.assert_allclose(dense_rows(result), expected, atol=1e-5)
+            np.testing.assert_allclose(dense_rows(result), expected, **CLOSE)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_rig import ANSWER, PROMPT, Rig, dense_rows, transformers_default_model, transformers_logprobs
+from engine_rig import ANSWER, CLOSE, PROMPT, Rig, dense_rows, transformers_default_model, transformers_logprobs
 from transformers import PreTrainedModel
 
 from loopwright.core.batch import ForwardRow
@@ -56,7 +56,7 @@ def test_alone_and_with_eight_neighbours_equals_the_oracle(default_model: Loaded
             inputs = [[result.token_id] for result in results]
             output.append((results[0].token_id, results[0].logprob))
         assert [token for token, _ in output] == list(expected.tokens)
-        np.testing.assert_allclose([logprob for _, logprob in output], expected.logprobs, atol=1e-5)
+        np.testing.assert_allclose([logprob for _, logprob in output], expected.logprobs, **CLOSE)
 
 
 def test_the_file_is_described(default_model: LoadedModel) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, some_tokens
+from engine_rig import CLOSE, Rig, some_tokens
 from safetensors.torch import load_file, save_file
 
 from loopwright.core.errors import BadRequest, LoopwrightError, Unavailable
@@ -46,7 +46,7 @@ def test_gguf_and_hugging_face_files_load_as_the_model_that_was_written(variant:
             torch.testing.assert_close(rope.frequencies, written.frequencies)
             assert rope.magnitude == pytest.approx(written.magnitude)
         assert loaded.quantization == "F32"
-        np.testing.assert_allclose(Rig(loaded).logprobs(tokens), expected, atol=1e-5)
+        np.testing.assert_allclose(Rig(loaded).logprobs(tokens), expected, **CLOSE)
 
 
 def test_the_configs_of_both_formats_are_equal(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, dense_rows, log_softmax, some_tokens
+from engine_rig import CLOSE, Rig, dense_rows, log_softmax, some_tokens
 
 from loopwright.core.batch import Batch, BlockCopy, ForwardRow, KvShift
 from loopwright.engine.byte_model import byte_model
@@ -106,7 +106,7 @@ def test_streaming_positions_are_those_within_the_cache() -> None:
     kept = [*tokens[:4], *tokens[24:]]
     [result] = rig.rows(rig.row([65, 66], kv_len=28, block_ids=packed))
     expected = Oracle(model).logits([*kept, 65, 66])[28:]
-    np.testing.assert_allclose(dense_rows(result), log_softmax(expected), atol=1e-5)
+    np.testing.assert_allclose(dense_rows(result), log_softmax(expected), **CLOSE)
 
 
 def test_a_shift_of_some_places_leaves_their_neighbours_alone(model: LoadedModel) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
+from engine_rig import CLOSE, Rig, dense_rows, log_softmax, runs_of, some_tokens
 
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow
 from loopwright.engine.byte_model import byte_model
@@ -18,7 +18,7 @@ def windowed() -> LoadedModel:
 
 
 def assert_equal(actual: np.ndarray, expected: torch.Tensor) -> None:
-    np.testing.assert_allclose(actual, log_softmax(expected), atol=1e-5)
+    np.testing.assert_allclose(actual, log_softmax(expected), **CLOSE)
 
 
 def test_windows_change_the_answer_from_their_length_on(windowed: LoadedModel) -> None:

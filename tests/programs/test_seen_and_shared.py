@@ -7,6 +7,7 @@ import pytest
 from script_rig import emitted
 
 from loopwright.control.scheduler import ControlConfig
+from loopwright.engine.attention import visible_places
 from loopwright.engine.byte_model import BYTE_TOKENS
 from loopwright.text.stream import detokenize
 from system_rig import Outcome, System, WatchedExecutor, byte_system, in_loop, program_source
@@ -140,7 +141,10 @@ def test_a_document_tree_runs_in_one_forward_under_the_mask_of_its_nodes() -> No
             assert num_run == num_tokens - 1
             assert isinstance(system.executor, WatchedExecutor)
             first, *others = [row for batch in system.executor.batches for row in batch.all_rows]
-            assert (first.num_tokens, first.mask is None) == (num_tokens - 1, False)
+            assert (first.num_tokens, first.kv_len) == (num_tokens - 1, 0)
+            for own, runs in enumerate(first.mask):
+                seen = [other == own or (other < own and sees(own, other)) for other in range(num_tokens - 1)]
+                assert visible_places(runs, num_tokens - 1).tolist() == seen, own
             num_seen = sum(sees(num_tokens - 1, other) for other in range(num_tokens - 1))
             assert num_seen < num_tokens - 50  # else the mask hides nothing worth it
             assert [(row.kv_len, row.mask) for row in others] == [(num_seen + n, None) for n in range(len(others))]

@@ -139,9 +139,10 @@ def test_a_service_that_is_not_there_is_unavailable_and_its_address_stays_the_se
 def test_json_that_is_none_is_the_tools_failure() -> None:
     async def scenario() -> None:
         async with service() as one:
-            one.body, one.media_type = "{", "application/json"
-            with pytest.raises(ToolFailed):
-                await use({"url": one.url}, {})
+            one.media_type = "application/json"
+            for one.body, said in (("{", "no JSON"), ("[" * 100_000, "no JSON"), ("1" * (5 << 20), "4 MiB")):
+                with pytest.raises(ToolFailed, match=said):
+                    await use({"url": one.url}, {})
 
     asyncio.run(scenario())
 

@@ -62,6 +62,17 @@ async def test_tenants_take_turns():
     assert launches.order == ["a", "a", "b", "c", "a", "b", "a"]
 
 
+async def test_of_one_tenant_the_first_comes_first():
+    launches, begun = Launches(), []
+
+    async def launch(number: int) -> None:
+        await launches.launch("a")
+        begun.append(number)
+
+    await asyncio.gather(*map(launch, range(9)))
+    assert begun == list(range(9))
+
+
 async def test_a_launch_alone_begins_at_once():
     launches = Launches()
     for _ in range(3):

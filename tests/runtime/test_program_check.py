@@ -72,6 +72,19 @@ WRONG = {
             (6, 17, "permission", "the program may not spawn @self; permitted: nothing"),
         ],
     ),
+    "a tool of the server": (
+        ["from loopwright import tools", "await tools.call('weather', city='Oslo')"],
+        [(5, 22, "permission", "the program may not use the tool 'weather'; permitted: none")],
+    ),
+    "a choice among tools": (
+        [
+            "from loopwright import tool",
+            "@tool",
+            "def rain(): 'Rains.'",
+            "await ctx.generate(tools=[rain], tool_choice='snow')",
+        ],
+        [(7, 50, "argument", "tool_choice is one of auto, none, required, rain, not 'snow'")],
+    ),
     "a host in a formatted text": (
         ["await http.post(f'http://a.example:8080/{ctx}')"],
         [(4, 21, "permission", "the program may not reach a.example:8080; permitted: nothing")],
@@ -99,6 +112,17 @@ RIGHT = {
     "a host that is only computed": ["url = str(ctx)", "await http.get(url)", "await http.get(f'http://{url}/')"],
     "a text that is no URL of a call": ["ctx.append('https://not.called.example/')"],
     "a module that may be absent": ["try:", "    import numpy", "except ImportError:", "    numpy = None"],
+    "tools that are found, and their names": [
+        "from loopwright import tool, tools",
+        "found = await tools.list()",
+        "await ctx.generate(tools=[*found], tool_choice='x')",
+        "await ctx.generate(tools=[found[0]], tool_choice='x')",
+        "await tools.call(found[0].name)",
+        "@tool",
+        "def rain(): 'Rains.'",
+        "await ctx.generate(tools=[rain], tool_choice='rain')",
+        "await ctx.generate(tools=[rain], tool_choice=str('x'))",
+    ],
     "the run's own store": ["from loopwright import Store", "await Store().get('x')"],
     "a traced sampler": ["await ctx.generate(sampler=lambda scores: tensor.argmax(scores), state={}, emit=True)"],
     "an attribute of a response": [
@@ -126,6 +150,12 @@ def test_a_host_counts_in_the_default_of_a_parameter_and_in_a_constant() -> None
 def test_the_line_to_add_is_in_the_hint() -> None:
     (finding,) = check_program(in_main("await http.get('http://a.example/')"), "p.py", MODULES)
     assert 'permissions = { http = ["a.example:80"] }' in finding.hint
+    called = in_main("await tools.call('cal.add')", top="from loopwright import Context, tools")
+    (finding,) = check_program(called, "p.py", MODULES)
+    assert 'permissions = { tools = ["cal.add"] }' in finding.hint
+    assert (
+        check_program('# /// program\n# permissions = { tools = ["cal.*"] }\n# ///\n' + called, "p.py", MODULES) == []
+    )
     (finding,) = check_program(in_main("await ctx.generat()"), "p.py", MODULES)
     assert finding.hint == "did you mean 'generate'?"
 

@@ -2,6 +2,7 @@
 server's. Whatever is open ends when its program stops waiting, which is counted at the other side."""
 
 import asyncio
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import uvicorn
 
 import mcp_calendar
 from loopwright.core.errors import BadRequest
-from loopwright.core.events import ToolCall
+from loopwright.core.events import Emit, ToolCall
 from loopwright.runtime.tool_config import ToolsConfig
 from loopwright.runtime.toolbox import open_toolbox
 from system_rig import Outcome, System, byte_system, in_loop, until
@@ -344,7 +345,7 @@ def test_a_program_uses_the_tools_of_an_mcp_server(kind: str, tmp_path: Path, mo
         async with with_calendar(kind, tmp_path / "log") as system:
             outcome = await system.run(USES_CALENDAR, "wasm")
             names, description, parameters, added, number, wrong = outcome.result
-            assert names == ["cal.add", "cal.count", "cal.die", "cal.fail", "cal.wait"]
+            assert names == [f"cal.{name}" for name in ("add", "count", "die", "fail", "flood", "lie", "wait")]
             assert description == "Adds an appointment."
             assert parameters == ["day", "hours", "what"]
             assert added == {"day": "Monday", "what": "tea", "hours": 1}
@@ -397,6 +398,40 @@ def test_a_tool_of_an_mcp_server_is_cancelled_there_when_its_program_goes(
     in_loop(scenario)
 
 
+LIED_TO = (
+    TOOLS
+    + """
+import asyncio
+from loopwright import ToolFailed, tools
+async def main():
+    waiting = asyncio.create_task(tools.call("cal.wait"))
+    await tools.call("cal.add", day="now", what="")  # by then the other has begun
+    failed = []
+    for name in ("cal.lie", "cal.flood"):
+        try:
+            await tools.call(name)
+        except ToolFailed as error:
+            failed.append(error.message)
+    return [failed, await tools.call("cal.count", day="Monday"), waiting.done()]
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http"])
+def test_an_mcp_server_that_lies_or_floods_fails_that_call_and_no_other(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with with_calendar(kind, tmp_path / "log") as system:
+            (lied, flooded), number, is_over = (await system.run(LIED_TO)).result
+            assert "the tool cal.lie" in lied
+            assert re.search(r"answered with 52\d{5} bytes; the limit is 4194304", flooded)
+            assert (number, is_over) == (6, False)
+
+    monkeypatch.setenv("TEST_KEY", "s3cret")
+    in_loop(scenario)
+
+
 def test_an_mcp_server_that_dies_fails_its_calls_and_is_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +467,9 @@ def test_an_mcp_server_that_is_not_there_is_said_when_the_server_starts(config: 
 
 
 @pytest.mark.parametrize("permissions", ["", 'tools = ["other"]'])
-def test_a_tool_that_is_not_listed_is_refused_and_not_shown(permissions: str, tmp_path: Path) -> None:
+def test_a_tool_that_is_not_listed_is_refused_and_not_shown(
+    permissions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = (
         f"# /// program\n# permissions = {{ {permissions} }}\n# ///\n"
         + """
@@ -444,9 +481,14 @@ async def main():
     )
 
     async def scenario() -> None:
-        final = (await run(source)).final
-        assert final.code == "denied"
-        assert final.error is not None
-        assert 'permissions = { tools = ["cal.add"] }' in final.error.hint
+        log = tmp_path / "log"
+        async with with_calendar("stdio", log) as system:  # which has the tool
+            outcome = await system.run(source)
+        assert [event.value for event in outcome.events if isinstance(event, Emit)] == [0]
+        assert outcome.final.code == "denied"
+        assert outcome.final.error is not None
+        assert 'permissions = { tools = ["cal.add"] }' in outcome.final.error.hint
+        assert log.read_text() == ""  # it was not asked
 
+    monkeypatch.setenv("TEST_KEY", "x")
     in_loop(scenario)

@@ -51,8 +51,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caps: Annotated[Limits, Meta(description="the most that a program's metadata may ask for of")] = Limits(
         memory_mb=512, tree_memory_mb=4096, seconds=3600.0, cpu_seconds=600.0, max_pages=65536, max_embeds=65536,
         max_queues=4096, max_output_bytes=64 << 20, max_unread_bytes=256 << 20, max_open_calls=16384,
-        max_queue_depth=16384, max_log_lines_per_s=100_000, max_children=256, max_state_bytes=256 << 20,
-        max_file_bytes=1 << 30,
+        max_open_bytes=256 << 20, max_queue_depth=16384, max_log_lines_per_s=100_000, max_children=256,
+        max_state_bytes=256 << 20, max_file_bytes=1 << 30,
     )  # fmt: skip
     max_live_runs: Annotated[Count, Meta(description="runs at a time, of each runtime process")] = 2048
     sandbox_backend: Annotated[Backend, Meta(description="how programs are suspended; auto: fibers, if they work")] = (

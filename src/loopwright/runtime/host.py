@@ -44,6 +44,8 @@ from loopwright.runtime.shown_tokens import ShownTokens
 _decode = msgspec.json.Decoder(calls.ProgramCall).decode
 _encode = msgspec.json.Encoder().encode
 
+MIN_LARGE_BYTES = 16 << 10
+
 
 @dataclass(slots=True)
 class OpenCall:
@@ -55,6 +57,7 @@ class OpenCall:
     shown: ShownTokens | None = None
     session: Session | None = None  # which has it, if control does
     wants_answer: bool = True
+    num_bytes: int = 0  # of its message, if that is large
 
 
 class Host:
@@ -86,6 +89,7 @@ class Host:
         self._num_unread_bytes = 0
         self._wake: Callable[[], None] | None = None
         self._is_over = False
+        self._num_message_bytes = 0  # of the call that is being taken, if it is large
         self._fault: ErrorInfo | None = None  # the last that was not the program's doing, of what control answered
 
     async def __aenter__(self) -> "Host":
@@ -118,6 +122,7 @@ class Host:
         self._next_handle += 1
         if self._is_over:
             return handle
+        self._num_message_bytes = len(op) if len(op) > MIN_LARGE_BYTES else 0
         if not self._observation.has_begun:
             self._observation.begins()
         wants_answer = True
@@ -164,6 +169,8 @@ class Host:
                 hint=raise_hint("max_message_bytes", self._limits.max_message_bytes),
                 field="max_message_bytes",
             )
+        if self._num_message_bytes:
+            self._check_bytes(self._num_message_bytes)
         try:
             call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
@@ -193,8 +200,7 @@ class Host:
                 self._serve(handle, call, self._answers[type(call)](call))
             case _:
                 session = self._session_for(call)
-                self._open[handle] = OpenCall(wants_answer=call.answer, session=session)
-                self._observation.opened(handle, call)
+                self._keep(handle, call, OpenCall(wants_answer=call.answer, session=session))
                 session.submit(CallId(handle), call)
                 self._take(session)  # what is answered at once suspends nobody
 
@@ -211,8 +217,7 @@ class Host:
         tokenizer = self._text_for(call).tokenizer
         text = SegmentText(call.generate, tokenizer.token_bytes)
         shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
-        self._open[handle] = OpenCall(None, call, text, shown, session, call.answer)
-        self._observation.opened(handle, call)
+        self._keep(handle, call, OpenCall(None, call, text, shown, session, call.answer))
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)
         session.submit(CallId(handle), generate)
 
@@ -223,8 +228,23 @@ class Host:
             return
         task = self._tasks.create_task(self._finish_work(handle, call, answer))
         task.add_done_callback(lambda _: self._forget(handle, answer))  # also when cancelled before it began
-        self._open[handle] = OpenCall(task=task, wants_answer=call.answer)
+        self._keep(handle, call, OpenCall(task=task, wants_answer=call.answer))
+
+    def _keep(self, handle: int, call: HostCall | QueueCall, opened: OpenCall) -> None:
+        opened.num_bytes = self._num_message_bytes
+        self._open[handle] = opened
         self._observation.opened(handle, call)
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        """Counts anew each time: large calls are few, and small ones are bounded by their number."""
+        held = sum(call.num_bytes for call in self._open.values())
+        if held + num_bytes > self._limits.max_open_bytes:
+            raise LimitExceeded(
+                f"a call has {num_bytes} characters, and those that are open hold {held}; "
+                f"the limit is {self._limits.max_open_bytes} together",
+                hint=raise_hint("max_open_bytes", self._limits.max_open_bytes, "wait for some"),
+                field="max_open_bytes",
+            )
 
     def _forget(self, handle: int, answer: "Coroutine[Any, Any, Any] | AsyncGenerator[Any]") -> None:
         self._close(handle)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from loopwright.core.errors import BadRequest, ToolFailed, Unavailable
+from loopwright.core.errors import BadRequest, LimitExceeded, ToolFailed, Unavailable
 from loopwright.core.outside_calls import HttpRequest
 from loopwright.runtime.egress import Egress
 from loopwright.runtime.tool_config import HttpToolConfig, with_environment
@@ -53,6 +53,8 @@ class HttpTool:
         except Unavailable as error:
             reason = "no answer in time" if error.field == "timeout_s" else "it cannot be reached"
             raise Unavailable(f"the tool {self.name}: {reason}") from None  # not the URL: it is the server's own
+        except LimitExceeded:
+            raise ToolFailed(f"the tool {self.name} answered with more than a body may have, 4 MiB") from None
         text = self._without_secrets(answer["body"].decode(errors="replace"))
         if not 200 <= answer["status"] < 300:
             raise ToolFailed(f"the tool {self.name} answered with status {answer['status']}: {text[:MAX_SHOWN_CHARS]}")
@@ -60,7 +62,7 @@ class HttpTool:
             return text
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ToolFailed(f"the tool {self.name} answered with what is no JSON: {error}") from None
 
     def _request(self, arguments: dict[str, Any], trace: Mapping[str, str]) -> HttpRequest:

@@ -26,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_message_bytes: Amount = 8 << 20  # one call
     max_unread_bytes: Amount = 64 << 20  # answers that the program has not taken
     max_open_calls: Amount = 1024  # calls that have not ended
+    max_open_bytes: Amount = 64 << 20  # of the large ones among them, together: they lie in the server
     max_queue_depth: Amount = 1024  # open calls of one queue
     max_log_lines_per_s: Amount = 1000  # logged or printed; ten seconds' worth may come at once
     max_children: Amount = 16  # child programs alive at once, those of its children included

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from loopwright.core.errors import BadRequest, LoopwrightError, ToolFailed, Unavailable
 from loopwright.runtime.tool_config import McpServerConfig, with_environment
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 MAX_TOOLS = 1000
+MAX_RESULT_BYTES = 4 << 20  # as JSON
+MAX_SHOWN_CHARS = 200
 START_S = 60.0
 
 
@@ -81,10 +85,22 @@ class McpServer:
                 await self._disconnect()
                 raise Unavailable(f"the MCP server {self.name} is gone") from None
             raise ToolFailed(f"the tool {self.name}.{tool}: {self._without_secrets(error.message)}") from None
-        except (OSError, RuntimeError) as error:  # its streams are closed
-            await self._disconnect()
-            raise Unavailable(f"the MCP server {self.name}: {type(error).__name__}") from None
-        return self._result(tool, answer)
+        except Exception as error:  # noqa: BLE001 (another's package: whatever it makes of what the server says)
+            if isinstance(error, OSError) or self._holder is None or self._holder.done():  # its streams are closed
+                await self._disconnect()
+                raise Unavailable(f"the MCP server {self.name}: {type(error).__name__}") from None
+            said = self._without_secrets(str(error))[:MAX_SHOWN_CHARS]
+            raise ToolFailed(f"the tool {self.name}.{tool} answered with what cannot be used: {said}") from None
+        try:
+            result = self._result(tool, answer)
+            num_bytes = len(msgspec.json.encode(result))
+        except RecursionError:
+            raise ToolFailed(f"the tool {self.name}.{tool} answered with what is nested too deeply") from None
+        if num_bytes > MAX_RESULT_BYTES:
+            raise ToolFailed(
+                f"the tool {self.name}.{tool} answered with {num_bytes} bytes; the limit is {MAX_RESULT_BYTES}"
+            )
+        return result
 
     def _result(self, tool: str, answer: "CallToolResult") -> Any:  # noqa: ANN401 (JSON)
         texts = [part.text for part in answer.content if part.type == "text"]

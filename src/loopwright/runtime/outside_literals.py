@@ -1,4 +1,4 @@
-"""Finds what a program's calls name outside of it: hosts, children, stores. Never decides what is permitted.
+"""Finds what a program's calls name outside of it: hosts, tools, children, stores. Never decides what is permitted.
 
 Used by `program_check`, which asks the program's permissions.
 """
@@ -12,7 +12,7 @@ from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.addresses import canonical_host
 from loopwright.runtime.permissions import ANY_SOURCE, OWN_SOURCE, Permissions
 from loopwright.runtime.program_names import Names
-from loopwright.sdk import children, http, messaging, store
+from loopwright.sdk import children, http, messaging, store, tools
 
 PORTS = {"http": 80, "https": 443}
 
@@ -47,6 +47,8 @@ def _use(node: ast.Call, value: sdk.Value) -> tuple[ast.expr | None, Callable[[s
             return _argument(node, value, "url"), _host_check
         case sdk.Function(function) if function.__module__ == messaging.__name__:
             return _argument(node, value, "topic") or _argument(node, value, "queue"), _channel_check
+        case sdk.Function(function) if function is tools.call:
+            return _argument(node, value, "name"), _tool_check
         case sdk.Function(function) if function is children.spawn:
             return _argument(node, value, "program"), _child_check
     return None, _channel_check
@@ -83,6 +85,10 @@ def _host_check(text: str, is_whole: bool) -> Check | None:
 
 def _channel_check(text: str, is_whole: bool) -> Check | None:
     return (lambda permissions: permissions.check_channel(text)) if is_whole else None
+
+
+def _tool_check(text: str, is_whole: bool) -> Check | None:
+    return (lambda permissions: permissions.check_tool(text)) if is_whole else None
 
 
 def _store_check(text: str, is_whole: bool) -> Check | None:

@@ -9,6 +9,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Collection, Iterator
+from typing import TypeGuard
 
 import msgspec
 
@@ -19,6 +20,7 @@ from loopwright.runtime.outside_literals import outside_uses
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.program import read_program
 from loopwright.runtime.program_names import Names, attributes, unknown_imports
+from loopwright.sdk import tools
 
 PYTHON_VERSION = (3, 11)
 _LINE = re.compile(r"line (\d+)(?:, column (\d+))?")
@@ -119,8 +121,10 @@ class _Calls(ast.NodeVisitor):
     def __init__(self, names: Names) -> None:
         self._names = names
         self._found: list[Finding] = []
+        self._own_tools: set[str] = set()
 
     def findings(self, tree: ast.Module) -> list[Finding]:
+        self._own_tools = {one.name for one in ast.walk(tree) if _is_function(one) and self._is_tool(one)}
         self.visit(tree)
         return self._found
 
@@ -155,6 +159,23 @@ class _Calls(ast.NodeVisitor):
             self._check_places(node, value, signature)
             self._check_keywords(node, value, signature)
             self._check_needed(node, value, signature)
+            self._check_tool_choice(node)
+
+    def _is_tool(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        values = map(self._names.value, function.decorator_list)
+        return any(isinstance(one, sdk.Function) and one.function is tools.tool for one in values)
+
+    def _check_tool_choice(self, node: ast.Call) -> None:
+        """Of a call whose tools are all the program's own: others may have any name."""
+        given = {one.arg: one.value for one in node.keywords}
+        offered, choice = given.get("tools"), given.get("tool_choice")
+        if not isinstance(offered, ast.List | ast.Tuple) or not isinstance(choice, ast.Constant):
+            return
+        names = [one.id for one in offered.elts if isinstance(one, ast.Name)]
+        if len(names) == len(offered.elts) and self._own_tools.issuperset(names):
+            known = ["auto", "none", "required", *names]
+            if choice.value not in known:
+                self._say(choice, "argument", f"tool_choice is one of {', '.join(known)}, not {choice.value!r}")
 
     def _check_places(self, node: ast.Call, value: sdk.Value, signature: inspect.Signature) -> None:
         most = len(_places(signature))
@@ -194,6 +215,10 @@ class _Calls(ast.NodeVisitor):
         if end_column and isinstance(node, ast.Attribute):  # where the name stands, and not the expression before it
             line, column = node.end_lineno or line, (node.end_col_offset or 0) - len(node.attr)
         self._found.append(Finding(line, column + 1, code, message, hint))
+
+
+def _is_function(node: ast.AST) -> "TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]":
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _places(signature: inspect.Signature) -> list[inspect.Parameter]:

@@ -6,7 +6,6 @@ completes meanwhile stays in control. A client that closes or dies has its sessi
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
@@ -16,37 +15,17 @@ from loopwright.core.control import Control, Session
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.results import Completion
 from loopwright.transport import control_messages as messages
-from loopwright.transport.link import MAX_MESSAGE_BYTES, Link, Peer
+from loopwright.transport.link import MAX_MESSAGE_BYTES, LinkServer, Peer
 
 log = logging.getLogger(__name__)
 
 
-class ControlServer:
+class ControlServer(LinkServer["_Client"]):
     """One listening address; any number of clients."""
 
     def __init__(self, control: Control, address: str) -> None:
+        super().__init__(address, _Client)
         self._control = control
-        self._address = address
-        self._clients: dict[Peer, _Client] = {}
-
-    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Listens, calls `ready`, and goes on until cancelled. Raises Unavailable when it cannot listen."""
-        self._link = Link.bind(self._address, self._take, self._release)
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                ready()
-                await asyncio.Event().wait()
-        finally:
-            for peer in list(self._clients):
-                self._release(peer)
-            self._link.close()
-
-    def peer_died(self, name: str) -> None:
-        """For whoever watches the processes of runtime workers; the socket notices by itself as well."""
-        for peer, client in list(self._clients.items()):
-            if client.name == name:
-                self._link.drop(peer)
-                self._release(peer)
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -54,7 +33,7 @@ class ControlServer:
         except msgspec.MsgspecError as error:
             log.warning("dropped a malformed message of a runtime worker: %s", error)
             return
-        client = self._clients.setdefault(peer, _Client())
+        client = self._client(peer)
         match message:
             case messages.Hello(name):
                 client.name = name
@@ -66,8 +45,7 @@ class ControlServer:
             case messages.AskStats() | messages.AskMetrics():
                 self._tasks.create_task(self._answer(peer, message))
             case messages.Goodbye():
-                self._link.drop(peer)
-                self._release(peer)
+                self._dismiss(peer)
             case _:
                 assert_never(message)
 
@@ -147,12 +125,6 @@ class ControlServer:
             answer = messages.RequestFailed(asked.request, error.info())
         self._send(peer, answer)
 
-    def _release(self, peer: Peer) -> None:
-        """Closes what a client that is gone still held."""
-        if (client := self._clients.pop(peer, None)) is not None:
-            for session in list(client.sessions.values()):
-                session.close()
-
     def _send(self, peer: Peer, message: messages.FromControl) -> None:
         self._link.send(peer, messages.encode(message))
 
@@ -163,3 +135,7 @@ class _Client:
     def __init__(self) -> None:
         self.name = ""
         self.sessions: dict[int, Session] = {}
+
+    def leave(self) -> None:
+        for session in list(self.sessions.values()):
+            session.close()

@@ -4,40 +4,28 @@ Every call is a task, begun in the order in which calls come. A client that clos
 they were lent goes back.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.exchange import Exchange, Member
 from loopwright.transport import exchange_messages as messages
-from loopwright.transport.link import Link, Peer
+from loopwright.transport.link import LinkServer, Peer
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
 
-class ExchangeServer:
+class ExchangeServer(LinkServer["_Client"]):
     """One listening address; any number of clients."""
 
     def __init__(self, exchange: Exchange, address: str) -> None:
+        super().__init__(address, _Client)
         self._exchange = exchange
-        self._address = address
-        self._clients: dict[Peer, _Client] = {}
-
-    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Listens, calls `ready`, and goes on until cancelled. Raises Unavailable when it cannot listen."""
-        self._link = Link.bind(self._address, self._take, self._release)
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                ready()
-                await asyncio.Event().wait()
-        finally:
-            for peer in list(self._clients):
-                self._release(peer)
-            self._link.close()
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -45,7 +33,7 @@ class ExchangeServer:
         except msgspec.MsgspecError as error:
             log.warning("dropped a malformed message of a runtime worker: %s", error)
             return
-        client = self._clients.setdefault(peer, _Client())
+        client = self._client(peer)
         match message:
             case messages.Hello():
                 self._link.send(peer, messages.encode(messages.Welcome()))
@@ -59,8 +47,7 @@ class ExchangeServer:
             case messages.Leave(number):
                 client.members.pop(number).close()
             case messages.Goodbye():
-                self._link.drop(peer)
-                self._release(peer)
+                self._dismiss(peer)
             case _:
                 assert_never(message)
 
@@ -83,18 +70,17 @@ class ExchangeServer:
             answer = messages.AskFailed(asked.request, InternalError(repr(error)).info())
         self._link.send(peer, messages.encode(answer))
 
-    def _release(self, peer: Peer) -> None:
-        """Ends what a client that is gone still waited for, and closes its members."""
-        if (client := self._clients.pop(peer, None)) is not None:
-            for task in tuple(client.tasks.values()):
-                task.cancel()
-            for member in client.members.values():
-                member.close()
-
 
 class _Client:
     """A connected runtime worker."""
 
     def __init__(self) -> None:
+        self.name = ""
         self.members: dict[int, Member] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
+
+    def leave(self) -> None:
+        for task in tuple(self.tasks.values()):
+            task.cancel()
+        for member in self.members.values():
+            member.close()

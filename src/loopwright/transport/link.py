@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NewType
+from typing import Generic, NewType, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -198,6 +198,63 @@ class Link:
         if peer in self._outboxes:
             self.drop(peer)
             self._on_lost(peer)
+
+
+class ConnectedClient(Protocol):
+    """What a server keeps for one of its clients."""
+
+    name: str
+
+    def leave(self) -> None:
+        """Ends all that it still has."""
+        ...
+
+
+ClientT = TypeVar("ClientT", bound=ConnectedClient)
+
+
+class LinkServer(Generic[ClientT]):
+    """One listening address, any number of clients. What a message means is its subclass's to say, in `_take`."""
+
+    def __init__(self, address: str, new_client: Callable[[], ClientT]) -> None:
+        self._address = address
+        self._new_client = new_client
+        self._clients: dict[Peer, ClientT] = {}
+
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Listens, calls `ready`, and goes on until cancelled. Raises Unavailable when it cannot listen."""
+        self._link = Link.bind(self._address, self._take, self._release)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                ready()
+                await asyncio.Event().wait()
+        finally:
+            for peer in list(self._clients):
+                self._release(peer)
+            self._link.close()
+
+    def peer_died(self, name: str) -> None:
+        """For whoever watches the clients' processes; the socket notices by itself as well."""
+        for peer, client in list(self._clients.items()):
+            if client.name == name:
+                self._dismiss(peer)
+
+    def _take(self, peer: Peer, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _client(self, peer: Peer) -> ClientT:
+        if (client := self._clients.get(peer)) is None:
+            client = self._clients[peer] = self._new_client()
+        return client
+
+    def _dismiss(self, peer: Peer) -> None:
+        """A client that says goodbye, or is known to be dead."""
+        self._link.drop(peer)
+        self._release(peer)
+
+    def _release(self, peer: Peer) -> None:
+        if (client := self._clients.pop(peer, None)) is not None:
+            client.leave()
 
 
 class _Outbox:

@@ -6,7 +6,6 @@ reader holds up its own stream alone; what comes meanwhile stays with the run.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
@@ -15,37 +14,19 @@ from loopwright.core.errors import InternalError, LoopwrightError, NotFound
 from loopwright.core.events import Finished
 from loopwright.core.runs import Runs, open_events
 from loopwright.transport import runs_messages as messages
-from loopwright.transport.link import Link, Peer
+from loopwright.transport.link import LinkServer, Peer
 
 log = logging.getLogger(__name__)
 
 MAX_CREDIT = 1 << 16  # of one grant
 
 
-class RunsServer:
+class RunsServer(LinkServer["_Client"]):
     """One listening address; any number of clients."""
 
     def __init__(self, runs: Runs, address: str) -> None:
+        super().__init__(address, _Client)
         self._runs = runs
-        self._address = address
-        self._clients: dict[Peer, _Client] = {}
-
-    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Listens, calls `ready`, and goes on until cancelled. Raises Unavailable when it cannot listen."""
-        self._link = Link.bind(self._address, self._take, self._release)
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                ready()
-                await asyncio.Event().wait()
-        finally:
-            self._link.close()
-
-    def peer_died(self, name: str) -> None:
-        """For whoever watches the server processes; the socket notices by itself as well."""
-        for peer, client in list(self._clients.items()):
-            if client.name == name:
-                self._link.drop(peer)
-                self._release(peer)
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -53,7 +34,7 @@ class RunsServer:
         except (msgspec.MsgspecError, RecursionError) as error:
             log.warning("dropped a malformed message of a server process: %s", error)
             return
-        client = self._clients.setdefault(peer, _Client())
+        client = self._client(peer)
         match message:
             case messages.Hello(name):
                 client.name = name
@@ -70,8 +51,7 @@ class RunsServer:
                 if (stream := client.streams.pop(stream_id, None)) is not None:
                     stream.task.cancel()
             case messages.Goodbye():
-                self._link.drop(peer)
-                self._release(peer)
+                self._dismiss(peer)
             case _:
                 self._tasks.create_task(self._answer(peer, message))
 
@@ -136,12 +116,6 @@ class RunsServer:
         except NotFound:
             return
 
-    def _release(self, peer: Peer) -> None:
-        """Ends the streams of a client that is gone."""
-        if (client := self._clients.pop(peer, None)) is not None:
-            for stream in list(client.streams.values()):
-                stream.task.cancel()
-
     def _send(self, peer: Peer, message: messages.FromRuns) -> None:
         self._link.send(peer, messages.encode(message))
 
@@ -164,3 +138,7 @@ class _Client:
     def __init__(self) -> None:
         self.name = ""
         self.streams: dict[int, _Stream] = {}
+
+    def leave(self) -> None:
+        for stream in list(self.streams.values()):
+            stream.task.cancel()
