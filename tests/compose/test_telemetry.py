@@ -22,7 +22,9 @@ def logger() -> Iterator[logging.Logger]:
     """The package's, as it was afterwards."""
     logger = logging.getLogger("loopwright")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    last_resort = logging.lastResort
     yield logger
+    logging.lastResort = last_resort
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
 
@@ -77,3 +79,16 @@ def test_the_log_is_lines_of_json_or_of_text_from_a_level_on(
     assert line.pop("at").endswith("+00:00")
     assert line == {"level": "info", "log": "loopwright", "message": "the run is over", "run": "r1", "seconds": 0.5}
     assert second == "a worker died (worker=runtime-0)"
+
+
+def test_warnings_of_other_packages_are_lines_of_json_too(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log(LogConfig(format="json"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own: a server has none
+    other = logging.getLogger("opentelemetry.exporter")
+    other.warning("nobody answers at %s", "127.0.0.1:4318")
+    other.info("not this")
+    (line,) = (json.loads(one) for one in capsys.readouterr().err.splitlines())
+    assert (line["level"], line["log"]) == ("warning", "opentelemetry.exporter")
+    assert line["message"] == "nobody answers at 127.0.0.1:4318"

@@ -19,7 +19,8 @@ with `model="program:NAME"`; there is no other path. What a server describes of 
 ## Parameters
 
 A parameter is honoured, inert, or refused with an error that names it in `param`; an unknown one is refused too. Null
-is the same as leaving it out. """
+is the same as leaving it out.
+"""
 
 AFTER = """## Answers
 
@@ -50,4 +51,5 @@ again makes sense.
 The program's parameter `messages` (of a completion `prompt`) gets the conversation; without one, its first text
 parameter gets the last user message. `tools`, `metadata` and every other parameter of the request go to the parameter
 of `main` with that name; one that has no such place is refused, unless it is inert. What the program emits is the
-answer as it comes; of one that emits no text, what it returns is. """
+answer as it comes; of one that emits no text, what it returns is.
+"""

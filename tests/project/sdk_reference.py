@@ -157,7 +157,7 @@ def _signature(thing: object) -> str:
     found = inspect.signature(thing)  # type: ignore[arg-type]
     parameters = [one for name, one in found.parameters.items() if name != "self"]
     text = str(found.replace(parameters=parameters))
-    return re.sub(r"(?:\w+\.)+(?=[A-Z])", "", text).replace("'", "")
+    return re.sub(r"(?:\w+\.)+(?=[A-Z])", "", text).replace("''", '""').replace("'", "")
 
 
 def _text(thing: object) -> str:

@@ -95,3 +95,19 @@ def test_limits_are_capped_by_the_server() -> None:
 
 def test_a_description_can_be_sent_whatever_its_escapes_are() -> None:
     assert read_program('"""Half \\ud800."""\nasync def main(): pass\n', "p.py").description == "Half ?."
+
+
+@pytest.mark.parametrize(
+    ("block", "hint"),
+    [
+        ("# limits = { second = 3 }", "did you mean 'seconds'?"),
+        ("# permission = { tools = [] }", "did you mean 'permissions'?"),
+        ("# limits = { qqqq = 3 }", ""),
+        ('# permissions = { tools = ["a"] }\n# permissions = { http = ["b.org"] }', "once each"),
+    ],
+)
+def test_wrong_metadata_says_what_would_be_right(block: str, hint: str) -> None:
+    with pytest.raises(ProgramRejected) as caught:
+        read_program(f"# /// program\n{block}\n# ///\nasync def main(): pass\n", "p.py")
+    assert hint in caught.value.hint
+    assert bool(hint) == bool(caught.value.hint)

@@ -14,13 +14,19 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 def open_log(config: LogConfig) -> None:
-    """Sends what loopwright says from `level` on to standard error. Replaces what was opened before."""
+    """Sends what loopwright says from `level` on to standard error. Replaces what was opened before.
+
+    Warnings of other packages, such as an exporter that reaches nobody, go there in the same form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else TextLines())
     root = logging.getLogger("loopwright")
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[config.level])
     root.propagate = False
+    others = logging.StreamHandler(sys.stderr)
+    others.setLevel(logging.WARNING)
+    others.setFormatter(handler.formatter)
+    logging.lastResort = others
 
 
 class JsonLines(logging.Formatter):
@@ -36,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """As `loopwright: message (name=value, …)`; a warning and worse says so."""
+    """As `message (name=value, …)`."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = ", ".join(f"{name}={value}" for name, value in getattr(record, "told", {}).items() if value != "")

@@ -8,6 +8,7 @@ A program is one Python 3.11 file with `async def main(...)`; an optional block 
 """
 
 import ast
+import difflib
 import functools
 import hashlib
 import inspect
@@ -176,9 +177,22 @@ def _metadata(source: str, filename: str) -> Metadata:
     try:
         return msgspec.convert(tomllib.loads(text), Metadata)
     except msgspec.ValidationError as error:
-        raise ProgramRejected(f"{filename}: metadata: {error}") from None
+        raise ProgramRejected(f"{filename}: metadata: {error}", hint=_nearest_field(str(error))) from None
     except (ValueError, RecursionError) as error:  # tomllib's own, a number of 5000 digits, absurd nesting
-        raise ProgramRejected(f"{filename}: the metadata block is not TOML: {error}") from None
+        is_twice = "overwrite" in str(error)  # what following the hints of two refusals to the letter makes
+        hint = (
+            "write `limits` and `permissions` once each, with all that belongs to it between its braces"
+            if is_twice
+            else ""
+        )
+        raise ProgramRejected(f"{filename}: the metadata block is not TOML: {error}", hint=hint) from None
+
+
+def _nearest_field(error: str) -> str:
+    unknown = re.search(r"unknown field `(.*?)`", error)
+    known = [name for kind in (Metadata, Limits, Permissions) for name in kind.__struct_fields__]
+    near = difflib.get_close_matches(unknown[1], known, 1) if unknown else []
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
