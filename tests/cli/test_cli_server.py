@@ -99,7 +99,7 @@ def test_an_interrupt_of_logs_is_one_line_and_leaves_the_run(server: Server, tmp
 def test_a_run_that_nobody_knows_is_one_line(verb: str, run_id: str, server: Server):
     line = server.command(verb, run_id).error_line()
     assert "404" in line
-    assert "no run" in line or "Not Found" in line
+    assert "no run" in line or "no route" in line
 
 
 def test_a_name_that_cannot_be_one_is_one_line(server: Server, tmp_path: Path):

@@ -218,3 +218,15 @@ def test_an_error_keeps_its_type_over_the_wire() -> None:
     for kind in error_types(LoopwrightError):
         info = kind("m", hint="h", field="f").info()
         assert msgspec.json.decode(msgspec.json.encode(info), type=ErrorInfo) == info
+
+
+async def test_a_route_that_does_not_exist_is_named_with_where_to_look() -> None:
+    async with live_server(FakeRuns()) as live:
+        missing = await live.http.post("/v1/embeddings", json={})
+        wrong = await live.http.get("/v1/chat/completions")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == (
+        "there is no route POST /v1/embeddings; GET /openapi.json lists those there are"
+    )
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["message"] == "there is no GET /v1/chat/completions; that path takes POST"

@@ -128,12 +128,12 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
                     sys.stdout.write(event.text)
                     sys.stdout.flush()
                 case Log():
-                    sys.stderr.write(f"[{event.stream}] {event.line}\n")
+                    text_end = _aside(f"[{event.stream}] {event.line}", text_end)
                 case Emit():
-                    sys.stderr.write(f"[emit] {json.dumps(event.value, ensure_ascii=False)}\n")
+                    text_end = _aside(f"[emit] {json.dumps(event.value, ensure_ascii=False)}", text_end)
                 case ToolCall():
                     took = f"{event.outcome}, {event.duration_s:.2f} s"
-                    sys.stderr.write(f"[tool] {event.name}({event.arguments}): {took}\n")
+                    text_end = _aside(f"[tool] {event.name}({event.arguments}): {took}", text_end)
                 case Finished():
                     return _print_end(event, text_end)
                 case Receive():
@@ -141,6 +141,14 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
                 case Started() | Tokens():
                     pass
     raise AssertionError("a run's events end with a final one")
+
+
+def _aside(line: str, text_end: str) -> str:
+    """Says something on stderr. On a terminal it gets a line of its own, where the text stands in the middle of one;
+    what the text ends with then is returned."""
+    is_between = text_end not in ("", "\n") and sys.stdout.isatty() and sys.stderr.isatty()
+    sys.stderr.write(f"\n{line}\n" if is_between else f"{line}\n")
+    return "\n" if is_between else text_end
 
 
 @asynccontextmanager

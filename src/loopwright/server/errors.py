@@ -89,8 +89,17 @@ async def on_loopwright_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """What is wrong with the request as HTTP: no such route, wrong method, wrong media type, too large."""
     assert isinstance(error, HTTPException)
-    body = OpenAIError(error.detail, _type_of(error.status_code), None, "bad_request")
+    body = OpenAIError(_detail(request, error), _type_of(error.status_code), None, "bad_request")
     return json_response({"error": body}, error.status_code, error.headers)
+
+
+def _detail(request: Request, error: HTTPException) -> str:
+    route = f"{request.method} {request.url.path}"
+    if error.status_code == 404:  # what is missing behind a route is a NotFound of ours
+        return f"there is no route {route}; GET /openapi.json lists those there are"
+    if error.status_code == 405:
+        return f"there is no {route}; that path takes {(error.headers or {}).get('Allow', 'other methods')}"
+    return error.detail
 
 
 async def on_client_disconnect(request: Request, error: Exception) -> Response:

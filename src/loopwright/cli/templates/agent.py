@@ -17,20 +17,24 @@ def length(text: str) -> str:
 
 
 TOOLS = {"add": add, "length": length}
-STEP = {
-    "type": "object",
-    "properties": {"tool": {"enum": [*TOOLS, "answer"]}, "input": {"type": "string", "maxLength": 48}},
-    "required": ["tool", "input"],
-    "additionalProperties": False,
-}
+
+
+def step_of(names: list[str]) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": {"tool": {"enum": names}, "input": {"type": "string", "maxLength": 48}},
+        "required": ["tool", "input"],
+        "additionalProperties": False,
+    }
 
 
 async def main(task: str = "What is 12 + 30?", max_steps: int = 4) -> str:
     ctx = Context()
     ctx.system(SYSTEM)
     ctx.user(task)
-    for _ in range(max_steps):
-        turn = await ctx.generate(grammar=json_schema(STEP), max_tokens=120)
+    for number in range(max_steps):
+        names = ["answer"] if number == max_steps - 1 else [*TOOLS, "answer"]  # the last step can only be an answer
+        turn = await ctx.generate(grammar=json_schema(step_of(names)), max_tokens=120)
         if turn.reason != "grammar_end":
             log("the step is not whole: it reached max_tokens")
             break

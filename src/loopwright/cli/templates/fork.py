@@ -10,7 +10,7 @@ async def main(question: str = "Name a good name for a boat.", branches: int = 4
     trunk.user(question)
     forks = [await trunk.fork() for _ in range(branches)]  # the prompt runs once; its KV pages are shared
     turns = await asyncio.gather(
-        *(fork.generate(max_tokens=max_tokens, temperature=1.0, seed=number) for number, fork in enumerate(forks))
+        *(fork.generate(max_tokens=max_tokens, temperature=0.7, seed=number) for number, fork in enumerate(forks))
     )
     answers = [turn.text.strip() for turn in turns]
     emit(answers)
