@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PROVIDER = "loopwright"
 INTERNAL = "INTERNAL"
+EXPORT_S = 3.0  # for one export, its retries included: a collector that is gone does not hold up the end for longer
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def open_spans(config: TelemetryConfig) -> Iterator["OtelSpans | None"]:
             field="telemetry.otlp_endpoint",
         ) from None
     headers = with_environment(config.otlp_headers, "telemetry.otlp_headers", set())
-    processor = BatchSpanProcessor(OTLPSpanExporter(config.otlp_endpoint, headers=headers))
+    processor = BatchSpanProcessor(OTLPSpanExporter(config.otlp_endpoint, headers=headers, timeout=EXPORT_S))
     try:
         yield OtelSpans(processor, config.sample_ratio)
     finally:
