@@ -65,6 +65,9 @@ def test_program_and_client_have_the_same_parameters_which_the_case_fills(scale)
     assert set(make_cases(scale)) == set(CLIENTS) == {path.stem for path in PROGRAMS.glob("*.py")} == set(TINY)
 
 
+DRAWN = {"tree_of_thought", "recursion_of_thought", "graph_of_thought"}
+"""They draw, so each run has other texts; where the cache has all of one but a token, that counts as written."""
+
 OTHERWISE_SPENT = {"prefix_tree", "speculative", "beam", "attention_sink"}
 """Where a row of one token is not one token written: forks run their last token again, guesses are rows of several, a
 client's beams are prompts, and a prompt under a window runs in portions."""
@@ -80,13 +83,16 @@ async def test_both_sides_of_every_technique_are_measured_and_spend_the_same_tok
             assert {(row.case, row.peer) for row in rows.values()} == {(f"technique={case.technique}", "client")}
             assert all(row.value > 0 and row.peer_value for row in rows.values() if row.metric != DECODE_TOKENS.name)
             decoded = rows[DECODE_TOKENS.name]
-            assert decoded.value == decoded.peer_value or case.technique in OTHERWISE_SPENT, case.technique
+            assert decoded.peer_value is not None
+            slack = 2 if case.technique in DRAWN else 0
+            equal = pytest.approx(decoded.peer_value, abs=slack)
+            assert decoded.value == equal or case.technique in OTHERWISE_SPENT, case.technique
         await system.run(UNEXPORT)
 
 
 SAME_WORK = sorted(
     set(CLIENTS)
-    - {"tree_of_thought", "recursion_of_thought", "graph_of_thought"}  # they draw
+    - DRAWN
     - {"attention_sink", "beam"}  # a client has no window, and all but one token are equally probable here
 )
 

@@ -22,7 +22,8 @@ INTRODUCTION = """# Programs
 
 Each file of `programs/` is a technique as one short program, with tests of its own. Run one with
 `loopwright run programs/NAME.py`, or put it on a server with `loopwright deploy`; the parameters of `main` are its
-flags, and those without a default must be given: `--help` behind the file lists them. [benchmarks.md](benchmarks.md) says how fast the paper's are beside a client that does the same over HTTP.
+flags, and those without a default must be given: `--help` behind the file lists them.
+[benchmarks.md](benchmarks.md) says how fast the paper's are beside a client that does the same over HTTP.
 
 ## What they cost
 

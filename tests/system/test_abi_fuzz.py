@@ -54,6 +54,8 @@ def test_no_message_of_a_program_is_a_fault_of_its_host_or_harms_a_neighbour() -
             for seed in range(NUM_MESSAGES // MESSAGES_PER_RUN):
                 neighbour = asyncio.create_task(system.chat("Count.", **honest))
                 outcome = await system.run(SENDS_ALL, first=seed, num=MESSAGES_PER_RUN)
+                usage = alone.result["usage"]  # but for what the first one left in the cache
+                usage["prompt_tokens_details"] = (await neighbour).result["usage"]["prompt_tokens_details"]
                 assert (await neighbour).result == alone.result
                 for text, kind, message in outcome.result:
                     assert kind not in OURS, (seed, text, message)

@@ -59,6 +59,11 @@ def reference(answer: Answer) -> str:
     return answer.text
 
 
+def uncached(usage: Any) -> dict[str, Any]:
+    """What was used; what the first of two requests left in the cache for the other does not count."""
+    return {name: one for name, one in usage.to_dict().items() if name != "prompt_tokens_details"}
+
+
 @AS_A_SYSTEM
 @given(st.lists(answers, min_size=1, max_size=6))
 def test_streamed_deltas_join_to_the_whole_text_and_both_are_the_reference_s(cases: list[Answer]) -> None:
@@ -71,7 +76,7 @@ def test_streamed_deltas_join_to_the_whole_text_and_both_are_the_reference_s(cas
         assert text == whole.choices[0].message.content == reference(answer)
         assert "\ufffd" not in text
         assert whole.choices[0].finish_reason == chunks[-2].choices[0].finish_reason == "stop"
-        assert whole.usage == chunks[-1].usage
+        assert uncached(whole.usage) == uncached(chunks[-1].usage)
 
     async def scenario() -> None:
         async with scripted_chat(cases) as client:
