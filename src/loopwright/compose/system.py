@@ -238,7 +238,7 @@ async def open_bench_system(
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
     control = ControlConfig(prefix_cache=prefix_cache)
-    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or EngineConfig.num_blocks)
+    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or EngineConfig().num_blocks)
     config = Config(model=model, engine=engine, control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system
