@@ -99,7 +99,7 @@ def _build(cache_dir: Path, instructions: InstructionSet) -> tuple[Path, str]:
     )
     target = cache_dir / "kernels" / f"{instructions}-{digest.hexdigest()[:16]}.so"
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies there is loaded as code
         compile_kernels(compiler, instructions, target)
     return target, compiler
 
