@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from loopwright.weights import store
 from system_rig import SmolLM2
+
+settings.register_profile("untimed", settings.default, deadline=None)  # a busy machine is no fault
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
