@@ -44,6 +44,7 @@ def test_small_tensors_are_left_to_the_loader(tmp_path: Path) -> None:
     write_gguf(byte_model(seed=2), path)
     ahead = DecodedAhead(read_gguf(path), min_elements=64 * 64 + 1)
     assert 0 < len(arrays := ahead.arrays()) < len(ahead.file.tensors)
+    assert not ahead._arrays  # handed over: whoever keeps `ahead` keeps nothing large
     assert all(array.size > 64 * 64 for array in arrays.values())
 
 

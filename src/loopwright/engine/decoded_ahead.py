@@ -34,12 +34,13 @@ class DecodedAhead:
 
     def arrays(self) -> Mapping[str, Floats]:
         """Every large tensor of the file by name, flat, when all are done; nothing when one could not be decoded. Asked
-        once."""
+        once: they are handed over, and not kept here."""
         try:
             _, status = os.waitpid(self._pid, 0)
         except ChildProcessError:  # whoever started us ignores SIGCHLD, and so do we: how it ended is not kept
             return {}
-        return self._arrays if status == 0 else {}
+        arrays, self._arrays = self._arrays, {}  # half a gigabyte is not kept for longer than its reader keeps it
+        return arrays if status == 0 else {}
 
     def _decode_and_exit(self, infos: list[TensorInfo]) -> None:
         """Ends without a word: what is wrong with a tensor is found, and said, by the loader."""
