@@ -104,6 +104,7 @@ class RunTrace:
         self._sink = sink
         self._start_s = clock.now_s()
         self._calls: dict[int, _Call] = {}
+        self._held: list[Trace] | None = None  # told when the call is that a program is making; None: none is
 
     def session(self, session: Session) -> Session:
         """The session, with its calls and completions recorded."""
@@ -143,6 +144,10 @@ class RunTrace:
 
     # From the guest
 
+    def hold(self) -> None:
+        """A call begins: what completes while it is submitted is told behind it, in the order of time."""
+        self._held = []
+
     def issue(self, handle: int, op: Any, at_s: float) -> None:  # noqa: ANN401 (JSON)
         """Notes a call of the program, which may be with control by now."""
         name = op.get("op") if isinstance(op, dict) else None
@@ -152,7 +157,10 @@ class RunTrace:
         if call.queued is None and not (isinstance(op, dict) and op.get("answer") is False):  # somebody will observe it
             self._calls[handle] = call
         masks = () if call.queued is None else _masks(call.queued, self._vocab_size)
+        held, self._held = self._held or (), None
         self._tell(Issued, handle, at_s, op=name, call=op, masks=masks)
+        for record in held:
+            self._sink(record)
         if call.early is not None:
             self.complete(call.early)
 
@@ -220,7 +228,11 @@ class RunTrace:
             del self._calls[handle]
 
     def _tell(self, record: type[Trace], handle: int, at_s: float, **fields: Any) -> None:  # noqa: ANN401 (its own)
-        self._sink(record(run=self._run_id, at_s=at_s, handle=handle, **fields))
+        told = record(run=self._run_id, at_s=at_s, handle=handle, **fields)
+        if self._held is None:
+            self._sink(told)
+        else:
+            self._held.append(told)
 
 
 class _TracedSession:
@@ -258,6 +270,7 @@ class _TracedGuest:
 
     def submit(self, op: str) -> int:
         at_s = self._trace.now_s()
+        self._trace.hold()
         handle = self._guest.submit(op)
         try:
             call = json.loads(op)
