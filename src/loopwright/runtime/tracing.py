@@ -5,7 +5,8 @@ sandbox, and between the host and control, when the launcher was given a sink.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -144,9 +145,15 @@ class RunTrace:
 
     # From the guest
 
-    def hold(self) -> None:
-        """A call begins: what completes while it is submitted is told behind it, in the order of time."""
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While a call is submitted: what completes meanwhile is told behind it, in the order of time."""
         self._held = []
+        try:
+            yield
+        except BaseException:
+            self._tell_held()  # no `issue` will follow
+            raise
 
     def issue(self, handle: int, op: Any, at_s: float) -> None:  # noqa: ANN401 (JSON)
         """Notes a call of the program, which may be with control by now."""
@@ -157,10 +164,8 @@ class RunTrace:
         if call.queued is None and not (isinstance(op, dict) and op.get("answer") is False):  # somebody will observe it
             self._calls[handle] = call
         masks = () if call.queued is None else _masks(call.queued, self._vocab_size)
-        held, self._held = self._held or (), None
-        self._tell(Issued, handle, at_s, op=name, call=op, masks=masks)
-        for record in held:
-            self._sink(record)
+        self._sink(Issued(run=self._run_id, at_s=at_s, handle=handle, op=name, call=op, masks=masks))
+        self._tell_held()
         if call.early is not None:
             self.complete(call.early)
 
@@ -227,6 +232,11 @@ class RunTrace:
         if call.queued is not None and not call.queued.answer:
             del self._calls[handle]
 
+    def _tell_held(self) -> None:
+        held, self._held = self._held or (), None
+        for record in held:
+            self._sink(record)
+
     def _tell(self, record: type[Trace], handle: int, at_s: float, **fields: Any) -> None:  # noqa: ANN401 (its own)
         told = record(run=self._run_id, at_s=at_s, handle=handle, **fields)
         if self._held is None:
@@ -270,8 +280,8 @@ class _TracedGuest:
 
     def submit(self, op: str) -> int:
         at_s = self._trace.now_s()
-        self._trace.hold()
-        handle = self._guest.submit(op)
+        with self._trace.holding():
+            handle = self._guest.submit(op)
         try:
             call = json.loads(op)
         except (ValueError, RecursionError):
