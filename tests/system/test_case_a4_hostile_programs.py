@@ -205,6 +205,46 @@ class Trap:
         return (Path.touch, (self.path,))
 
 
+Hostile = tuple[str, dict[str, Any], str, str]
+"""A program, its arguments, and the type and the words of the error that it ends with."""
+
+
+def hostile_programs(secret: Path, payload: bytes, babble: list[str], port: int) -> list[Hostile]:
+    return [
+        (READS_A_FILE, {"path": str(secret)}, "ProgramError", "FileNotFoundError"),
+        (READS_A_FILE, {"path": "/etc/passwd"}, "ProgramError", "FileNotFoundError"),
+        (LISTS_THE_MACHINE, {}, "ProgramError", "Error"),
+        (DIALS, {"port": port}, "PermissionDenied", f"may not reach 127.0.0.1:{port}"),
+        (DIALS_BY_ITSELF, {"port": port}, "ProgramError", "PermissionError"),
+        (SPINS, {}, "LimitExceeded", "its limit is 0.2 s"),
+        (ALLOCATES, {}, "LimitExceeded", "its limit is 32 MiB"),
+        (RECURSES, {}, "ProgramError", "(nested too deeply|RecursionError|aborted)"),
+        (RECURSES_IN_C, {}, "ProgramError", "(nested too deeply|RecursionError)"),
+        (LEAVES, {}, "ProgramError", "ended its process with exit code"),
+        (MAKES_A_STRING, {}, "LimitExceeded", "its limit is 64 MiB"),
+        (SENDS_A_STRING, {}, "LimitExceeded", r"a call has 1048\d+ characters; the limit is 8388608"),
+        (RETURNS_A_STRING, {}, "LimitExceeded", "result has 52428802 characters; the limit .* is 4194304"),
+        (FLOODS_LOGS, {}, "LimitExceeded", "its limit is 1000 a second"),
+        (FLOODS_WITH_CALLS, {}, "LimitExceeded", r"bytes of answers wait .* the limit is 67108864"),
+        (FLOODS_THE_ENGINE, {}, "LimitExceeded", "1024 calls are open; the limit is 1024"),
+        (
+            LIGHTS_A_BOMB,
+            {},
+            "LimitExceeded",
+            r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
+        ),
+        (
+            BURNS_THROUGH_CHILDREN,
+            {},
+            "LimitExceeded",
+            r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
+        ),
+        (MEDDLES, {}, "ProgramError", "refused 39"),
+        (BABBLES, {"texts": babble}, "ProgramError", f"{len(babble)} messages were no calls"),
+        (SENDS_A_PICKLE, {"payload": payload.decode("latin-1")}, "BadRequest", "malformed call"),
+    ]
+
+
 def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Path) -> None:
     secret, sprung = tmp_path / "secret", tmp_path / "sprung"
     secret.write_text(SECRET)
@@ -215,39 +255,7 @@ def test_hostile_programs_end_with_an_error_each_and_touch_nothing(tmp_path: Pat
         async with byte_system(runtime=RuntimeConfig()) as system, served(system) as client:
             expected_text = await honest_chat(client)
             with listening_socket() as (listener, port):
-                hostile: list[tuple[str, dict[str, Any], str, str]] = [
-                    (READS_A_FILE, {"path": str(secret)}, "ProgramError", "FileNotFoundError"),
-                    (READS_A_FILE, {"path": "/etc/passwd"}, "ProgramError", "FileNotFoundError"),
-                    (LISTS_THE_MACHINE, {}, "ProgramError", "Error"),
-                    (DIALS, {"port": port}, "PermissionDenied", f"may not reach 127.0.0.1:{port}"),
-                    (DIALS_BY_ITSELF, {"port": port}, "ProgramError", "PermissionError"),
-                    (SPINS, {}, "LimitExceeded", "its limit is 0.2 s"),
-                    (ALLOCATES, {}, "LimitExceeded", "its limit is 32 MiB"),
-                    (RECURSES, {}, "ProgramError", "(nested too deeply|RecursionError|aborted)"),
-                    (RECURSES_IN_C, {}, "ProgramError", "(nested too deeply|RecursionError)"),
-                    (LEAVES, {}, "ProgramError", "ended its process with exit code"),
-                    (MAKES_A_STRING, {}, "LimitExceeded", "its limit is 64 MiB"),
-                    (SENDS_A_STRING, {}, "LimitExceeded", r"a call has 1048\d+ characters; the limit is 8388608"),
-                    (RETURNS_A_STRING, {}, "LimitExceeded", "result has 52428802 characters; the limit .* is 4194304"),
-                    (FLOODS_LOGS, {}, "LimitExceeded", "its limit is 1000 a second"),
-                    (FLOODS_WITH_CALLS, {}, "LimitExceeded", r"bytes of answers wait .* the limit is 67108864"),
-                    (FLOODS_THE_ENGINE, {}, "LimitExceeded", "1024 calls are open; the limit is 1024"),
-                    (
-                        LIGHTS_A_BOMB,
-                        {},
-                        "LimitExceeded",
-                        r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
-                    ),
-                    (
-                        BURNS_THROUGH_CHILDREN,
-                        {},
-                        "LimitExceeded",
-                        r"computed for 0\.\d s, .* in what it started; its limit is 0\.5 s",
-                    ),
-                    (MEDDLES, {}, "ProgramError", "refused 39"),
-                    (BABBLES, {"texts": babble}, "ProgramError", f"{len(babble)} messages were no calls"),
-                    (SENDS_A_PICKLE, {"payload": payload.decode("latin-1")}, "BadRequest", "malformed call"),
-                ]
+                hostile = hostile_programs(secret, payload, babble, port)
                 running = asyncio.gather(*(client.run_source(source, **given) for source, given, _, _ in hostile))
                 texts = [await honest_chat(client)]
                 while not running.done():
