@@ -70,6 +70,7 @@ reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, 
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/openai_reference.py
+	$(BIN)/python tests/project/json_schema_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/project/metrics_reference.py
 	$(BIN)/python tests/programs/gallery.py
