@@ -41,15 +41,15 @@ AFTER = """## Answers
 
 ## Tools
 
-`tools` are functions; the client executes what is called, and answers each call with a message of the role `tool` and its
-`tool_call_id`. What the model is told of them is its chat template's affair, and so is how it writes calls
+`tools` are functions; the client executes what is called, and answers each call with a message of the role `tool` and
+its `tool_call_id`. What the model is told of them is its chat template's affair, and so is how it writes calls
 ([tools-while-generating.md](tools-while-generating.md) has the formats).
 
 - A grammar holds the turn, so a call is complete JSON with the name of a tool that there is. Its arguments are held to
   the tool's schema. With `strict`, a schema that cannot be held is refused with a JSON pointer
   (`tools[0].function.parameters#/properties/age/contains`); without, the arguments are then any object.
-- Streamed, `id`, `type` and `name` come first, and the arguments as they are written. Text beside calls is `content`; what
-  is only space is none.
+- Streamed, `id`, `type` and `name` come first, and the arguments as they are written. Text beside calls is `content`;
+  what is only space is none.
 - A call that `max_tokens` cuts has the beginning of its arguments, and the reason is `length`. One that is cut before
   its arguments began is text, as the model wrote it.
 
