@@ -31,6 +31,7 @@ from loopwright.server.live_run import LiveRun, events_to_end, started_run
 from loopwright.server.openapi import takes
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import SseResponse
+from loopwright.server.tool_request import AskedTools
 
 PROGRAM_PREFIX = "program:"
 COMPLETION = {"type": "object", "required": ["id", "object", "created", "model", "choices"]}
@@ -45,12 +46,15 @@ class Asked:
     prompt_field: str
     of_model: Callable[[ModelInfo], RunSpec]
     of_program: Callable[[ProgramInfo], RunSpec]
+    tools: AskedTools | None = None
 
     def field_names(self) -> Mapping[str, str]:
         """The fields of calls that errors may name, and those of the request behind them."""
         constraint = self.generation.constraint
         names = {"positions": self.prompt_field, "tokens": self.prompt_field, "prompt": self.prompt_field}
         names |= {"stop_tokens": "stop_token_ids"}
+        if self.tools is not None:
+            names |= self.tools.field_names()
         return (
             names if constraint is None else {"grammar.source": constraint.field, "grammar": constraint.field, **names}
         )
@@ -87,6 +91,7 @@ class OpenAIRoutes:
             "messages",
             lambda model: chat_spec(chat, model),
             lambda program: chat_of_program(chat, program),
+            chat.tools,
         )
         return await self._answer(request, asked)
 
@@ -104,7 +109,7 @@ class OpenAIRoutes:
         return await self._answer(request, asked)
 
     async def _answer(self, request: Request, asked: Asked) -> Response:
-        spec, fingerprint = await self._find_spec(asked)
+        spec, model = await self._find_spec(asked)
         generation, names = asked.generation, asked.field_names()
 
         def answer(run: LiveRun) -> Answer:
@@ -112,10 +117,11 @@ class OpenAIRoutes:
                 run.run_id,
                 generation.model,
                 int(self._clock.wall_s()),
-                fingerprint,
+                model.fingerprint,
                 asked.form,
                 lambda error: renamed(error, names),
                 generation.model.startswith(PROGRAM_PREFIX),
+                model.tool_format if asked.tools is not None else "",
             )
 
         async def chunks(run: LiveRun) -> AsyncGenerator[bytes]:
@@ -136,16 +142,16 @@ class OpenAIRoutes:
             return SseResponse(started_run(self._runs, spec), chunks)
         return await unless_disconnected(request.receive, whole())
 
-    async def _find_spec(self, asked: Asked) -> tuple[RunSpec, str]:
-        """The run that answers, and the fingerprint of what computes it. Raises NotFound for a model that is not served
+    async def _find_spec(self, asked: Asked) -> tuple[RunSpec, ModelInfo]:
+        """The run that answers, and the model that computes it. Raises NotFound for a model that is not served
         here."""
         name = asked.generation.model
         for model in self._runs.models():
             if model.name == name:
-                return asked.of_model(model), model.fingerprint
+                return asked.of_model(model), model
         for program in await self._runs.programs():
             if PROGRAM_PREFIX + program.name == name:
-                return asked.of_program(program), self._runs.models()[0].fingerprint
+                return asked.of_program(program), self._runs.models()[0]
         raise _no_model(name)
 
     async def _names(self) -> list[str]:
