@@ -15,7 +15,7 @@ from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
 from loopwright.server.outcomes import Outcome, Part, PromptShown, Usage
-from loopwright.server.sse import sse_data
+from loopwright.server.sse import error_event, sse_data
 
 DONE = sse_data(b"[DONE]")
 
@@ -28,13 +28,12 @@ class Answer:
     model: str
     created_s: int
     fingerprint: str
-    form: Form
     renamed: Callable[[LoopwrightError], LoopwrightError]  # an error of the run, by the names of the request's fields
     is_of_program: bool  # its result is the message when it emitted none; a built-in program's own result never is
 
-    def body(self, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
+    def body(self, form: Form, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
         return {
-            "id": f"{self.form.id_prefix}-{self.run_id}",
+            "id": f"{form.id_prefix}-{self.run_id}",
             "object": kind,
             "created": self.created_s,
             "model": self.model,
@@ -44,9 +43,9 @@ class Answer:
         }
 
 
-def whole_answer(answer: Answer, events: Iterable[Event]) -> dict[str, Any]:
+def whole_answer(answer: Answer, form: Form, events: Iterable[Event]) -> dict[str, Any]:
     """The whole answer, from all events. Raises the error that ended the run, if one did."""
-    form, parts, prompts = answer.form, dict[int, Part](), dict[int, PromptShown]()
+    parts, prompts = dict[int, Part](), dict[int, PromptShown]()
     outcome, finished = Outcome(), None
     for event in events:
         match event:
@@ -67,7 +66,7 @@ def whole_answer(answer: Answer, events: Iterable[Event]) -> dict[str, Any]:
         form.choice(place, parts.get(one.candidate, Part()), one, prompts.get(place // num_ways))
         for place, one in enumerate(outcome.choices)
     ]
-    return answer.body(form.whole, choices, usage=outcome.usage, **form.extras(prompts.get(0)))
+    return answer.body(form, form.whole, choices, usage=outcome.usage, **form.extras(prompts.get(0)))
 
 
 class ChunkStream:
@@ -75,9 +74,9 @@ class ChunkStream:
 
     Of plain text, all of a chunk but the text is the same, and is encoded once."""
 
-    def __init__(self, answer: Answer, *, includes_usage: bool, num_ways: int = 1) -> None:
+    def __init__(self, answer: Answer, form: Form, *, includes_usage: bool, num_ways: int = 1) -> None:
         self._answer = answer
-        self._form = answer.form
+        self._form = form
         self._includes_usage = includes_usage
         self._num_ways = num_ways  # choices of each prompt
         self._begun: set[int] = set()
@@ -112,6 +111,10 @@ class ChunkStream:
         if self._includes_usage:
             chunks.append(self._encode([], usage=outcome.usage))
         return b"".join([*chunks, DONE])
+
+    def failed(self, error: LoopwrightError) -> bytes:
+        """What an error is that ends the stream after its first chunk."""
+        return error_event(error)
 
     def _text(self, text: str) -> bytes:
         """A chunk of plain text."""
@@ -149,7 +152,7 @@ class ChunkStream:
         return self._encode([delta], **self._form.extras(shown))
 
     def _encode(self, choices: Sequence[dict[str, Any]], **more: object) -> bytes:
-        return sse_data(encode_json(self._answer.body(self._form.chunk, choices, **more)))
+        return sse_data(encode_json(self._answer.body(self._form, self._form.chunk, choices, **more)))
 
 
 _MARK = "\x00"  # stands for the text of a chunk; JSON writes it as an escape that nothing else in a chunk has

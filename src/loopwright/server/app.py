@@ -12,6 +12,7 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.server import errors
 from loopwright.server.errors import json_response
+from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
 from loopwright.server.metrics_route import MetricsRoute
@@ -30,7 +31,7 @@ def create_app(
 ) -> FastAPI:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts."""
-    generating = OpenAIRoutes(runs, clock or SystemClock())
+    openai = OpenAIRoutes(Generating(runs, clock or SystemClock()))
     programs = ProgramRoutes(runs)
     texts = TextRoutes(runs)
 
@@ -46,11 +47,11 @@ def create_app(
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
-        Route("/v1/models", generating.models, methods=["GET"]),
-        Route("/v1/models/{model:path}", generating.model, methods=["GET"]),
-        Route("/v1/chat/completions", generating.chat_completions, methods=["POST"]),
+        Route("/v1/models", openai.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", openai.model, methods=["GET"]),
+        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
         Route("/v1/chat/completions/render", texts.render, methods=["POST"]),
-        Route("/v1/completions", generating.completions, methods=["POST"]),
+        Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),
