@@ -15,6 +15,7 @@ from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
 from loopwright.server.outcomes import Outcome, Part, PromptShown, Usage
+from loopwright.server.pieces import AnswerReader
 from loopwright.server.sse import error_event, sse_data
 
 DONE = sse_data(b"[DONE]")
@@ -30,6 +31,10 @@ class Answer:
     fingerprint: str
     renamed: Callable[[LoopwrightError], LoopwrightError]  # an error of the run, by the names of the request's fields
     is_of_program: bool  # its result is the message when it emitted none; a built-in program's own result never is
+    tool_format: str = ""  # how the model writes calls of tools, if it was given any
+
+    def reader(self) -> AnswerReader:
+        return AnswerReader(self.run_id, "" if self.is_of_program else self.tool_format)
 
     def body(self, form: Form, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
         return {

@@ -192,10 +192,12 @@ def program_spec(
     return RunSpec(program=program.name, arguments=arguments, seed=generation.options.get("seed"), has_input=False)
 
 
-def refuse(body: msgspec.Struct, names: Iterable[str] = REFUSED) -> None:
-    """Raises BadRequest for a parameter that a model does not honour, unless its value asks for nothing."""
+def refuse(
+    body: msgspec.Struct, names: Iterable[str] = REFUSED, nothing: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Raises BadRequest for a parameter that a model does not honour, unless its value asks for `nothing`."""
     for name in names:
-        values = ASKS_NOTHING.get(name, ())
+        values = (ASKS_NOTHING if nothing is None else nothing).get(name, ())
         value = getattr(body, name, None)
         if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values):
             continue

@@ -29,6 +29,11 @@ def sse_data(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
 
 
+def sse_named(name: str, value: object) -> bytes:
+    """An event with a name, and a value as JSON."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
+
+
 def sse_event(event: Event) -> bytes:
     """A run's event, with its type as name and its number as id."""
     name = event.__struct_config__.tag
