@@ -4,6 +4,7 @@ Used by the OpenAI routes. What the two forms of answer, chat and completion, ha
 program as a model, the emitted text is the answer; of one that emitted none, its result is.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ from loopwright.core.errors import LoopwrightError, from_info
 from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
-from loopwright.server.outcomes import Outcome, Part, PromptShown, Usage
-from loopwright.server.pieces import AnswerReader
+from loopwright.server.outcomes import CallTold, Choice, Outcome, Part, PromptShown, Usage
+from loopwright.server.pieces import AnswerReader, Words
 from loopwright.server.sse import error_event, sse_data
 
 DONE = sse_data(b"[DONE]")
@@ -36,6 +37,10 @@ class Answer:
     def reader(self) -> AnswerReader:
         return AnswerReader(self.run_id, "" if self.is_of_program else self.tool_format)
 
+    def index_of(self, event: Text | Tokens) -> int:
+        """Of the choice that the text belongs to; a program has but one."""
+        return 0 if self.is_of_program else getattr(event, "index", 0)
+
     def body(self, form: Form, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
         return {
             "id": f"{form.id_prefix}-{self.run_id}",
@@ -50,27 +55,31 @@ class Answer:
 
 def whole_answer(answer: Answer, form: Form, events: Iterable[Event]) -> dict[str, Any]:
     """The whole answer, from all events. Raises the error that ended the run, if one did."""
-    parts, prompts = dict[int, Part](), dict[int, PromptShown]()
-    outcome, finished = Outcome(), None
+    parts, prompts = defaultdict[int, Part](Part), dict[int, PromptShown]()
+    reader, outcome, finished = answer.reader(), Outcome(), None
     for event in events:
         match event:
             case Text() | Tokens():
-                index = 0 if answer.is_of_program else getattr(event, "index", 0)
-                parts.setdefault(index, Part()).add(event)
-            case Emit() if not answer.is_of_program:
-                shown = msgspec.convert(event.value, PromptShown)
-                prompts[shown.prompt] = shown
+                index = answer.index_of(event)
+                parts[index].add(reader.read(index, event), event)
+            case Emit():
+                match read_emitted(answer, event):
+                    case PromptShown() as shown:
+                        prompts[shown.prompt] = shown
+                    case CallTold() as call:
+                        parts[0].pieces += reader.call(call.name, _json(call.arguments), call.id)
             case Finished():
                 finished = event
                 outcome = read_outcome(answer, finished)
     assert finished is not None, "a run's events end with a final one"
-    if answer.is_of_program and not any(part.text for part in parts.values()):
-        parts[0] = Part([text_of_result(finished)])
+    if answer.is_of_program and not any(part.pieces for part in parts.values()):
+        parts[0] = Part([Words(text_of_result(finished))])
     num_ways = max(1, len(outcome.choices) // max(1, len(prompts)))  # choices of one prompt
-    choices = [
-        form.choice(place, parts.get(one.candidate, Part()), one, prompts.get(place // num_ways))
-        for place, one in enumerate(outcome.choices)
-    ]
+    choices: list[dict[str, Any]] = []
+    for place, one in enumerate(outcome.choices):
+        part = parts[one.candidate]
+        part.pieces += reader.finish(one.candidate)
+        choices.append(form.choice(place, part, ended(one, reader), prompts.get(place // num_ways)))
     return answer.body(form, form.whole, choices, usage=outcome.usage, **form.extras(prompts.get(0)))
 
 
@@ -85,23 +94,28 @@ class ChunkStream:
         self._includes_usage = includes_usage
         self._num_ways = num_ways  # choices of each prompt
         self._begun: set[int] = set()
+        self._reader = answer.reader()
         self._frame: tuple[bytes, bytes] | None = None  # what stands around the text of choice 0
-        self._has_text = False
+        self._is_empty = True  # so far
 
     def push(self, events: Sequence[Event]) -> bytes:
         """All but the final event, in order."""
         texts = [event.text for event in events if type(event) is Text]
-        if len(texts) == len(events) and texts:
+        if len(texts) == len(events) and texts and self._reader.is_plain:
             return self._text("".join(texts))
         chunks: list[bytes] = []
-        parts: dict[int, Part] = {}
+        parts = defaultdict[int, Part](Part)
         for event in events:
             match event:
                 case Text() | Tokens():
-                    index = 0 if self._answer.is_of_program else getattr(event, "index", 0)
-                    parts.setdefault(index, Part()).add(event)
-                case Emit() if not self._answer.is_of_program:
-                    chunks.append(self._prompt(msgspec.convert(event.value, PromptShown)))
+                    index = self._answer.index_of(event)
+                    parts[index].add(self._reader.read(index, event), event)
+                case Emit():
+                    match read_emitted(self._answer, event):
+                        case PromptShown() as shown:
+                            chunks.append(self._prompt(shown))
+                        case CallTold() as call:
+                            parts[0].pieces += self._reader.call(call.name, _json(call.arguments), call.id)
         chunks += [self._part(index, part) for index, part in parts.items()]
         return b"".join(chunks)
 
@@ -109,10 +123,13 @@ class ChunkStream:
         """All that comes after the text. Raises the error that ended the run, if one did."""
         outcome = read_outcome(self._answer, finished)
         chunks: list[bytes] = []
-        if self._answer.is_of_program and not self._has_text:
+        if self._answer.is_of_program and self._is_empty:
             chunks.append(self._text(text_of_result(finished)))
         for place, choice in enumerate(outcome.choices):
-            chunks += [self._opening(place), self._encode([self._form.end_delta(place, choice)])]
+            if pieces := self._reader.finish(choice.candidate):
+                chunks.append(self._part(place, Part(pieces)))
+            end = self._form.end_delta(place, ended(choice, self._reader))
+            chunks += [self._opening(place), self._encode([end])]
         if self._includes_usage:
             chunks.append(self._encode([], usage=outcome.usage))
         return b"".join([*chunks, DONE])
@@ -123,19 +140,19 @@ class ChunkStream:
 
     def _text(self, text: str) -> bytes:
         """A chunk of plain text."""
-        self._has_text = self._has_text or bool(text)
+        self._is_empty = self._is_empty and not text
         opening = self._opening(0)
         if not text:
             return opening
         if self._frame is None:
-            self._frame = _frame(self._encode([self._form.delta(0, Part([_MARK]))]))
+            self._frame = _frame(self._encode([self._form.delta(0, Part([Words(_MARK)]))]))
         before, after = self._frame
         return b"".join((opening, before, encode_json(text), after))
 
     def _part(self, index: int, part: Part) -> bytes:
         if part.is_plain and index == 0:
             return self._text(part.text)
-        self._has_text = self._has_text or bool(part.text)
+        self._is_empty = self._is_empty and not part.pieces
         return self._opening(index) + self._encode([self._form.delta(index, part)])
 
     def _prompt(self, shown: PromptShown) -> bytes:
@@ -169,6 +186,21 @@ def _frame(chunk: bytes) -> tuple[bytes, bytes]:
     return before, after
 
 
+def read_emitted(answer: Answer, event: Emit) -> PromptShown | CallTold | None:
+    """What a program tells of its answer. A deployed one may emit anything; what is no call of a tool is nobody's."""
+    if not answer.is_of_program:
+        return msgspec.convert(event.value, PromptShown)
+    try:
+        return msgspec.convert(event.value, CallTold)
+    except msgspec.ValidationError:
+        return None
+
+
+def ended(choice: Choice, reader: AnswerReader) -> Choice:
+    """A choice whose reason says whether it ended for its calls."""
+    return msgspec.structs.replace(choice, finish_reason=reader.end_reason(choice.candidate, choice.finish_reason))
+
+
 def read_outcome(answer: Answer, finished: Finished) -> Outcome:
     """A program may return anything; what is not there has a default. Raises the error that ended the run."""
     if finished.error is not None:
@@ -185,4 +217,8 @@ def read_outcome(answer: Answer, finished: Finished) -> Outcome:
 def text_of_result(finished: Finished) -> str:
     """Of a program that emitted no text."""
     result = finished.result
-    return result if isinstance(result, str) else encode_json(result).decode()
+    return result if isinstance(result, str) else _json(result)
+
+
+def _json(value: object) -> str:
+    return encode_json(value).decode()

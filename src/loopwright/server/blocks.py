@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from loopwright.core.errors import LoopwrightError
-from loopwright.core.events import Event, Finished, Text, TokenLogprob, Tokens
-from loopwright.server.answers import Answer, read_outcome, text_of_result
-from loopwright.server.outcomes import Choice, Usage
+from loopwright.core.events import Emit, Event, Finished, Text, TokenLogprob, Tokens
+from loopwright.server.answers import Answer, ended, read_emitted, read_outcome, text_of_result
+from loopwright.server.json_text import encode_json
+from loopwright.server.outcomes import CallTold, Choice, Usage
 from loopwright.server.pieces import CallArguments, CallEnd, CallStart, Piece, Thoughts, Words
 
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
@@ -92,8 +93,12 @@ class BlockStream:
     def push(self, events: Sequence[Event]) -> bytes:
         written: list[bytes] = []
         for event in events:
-            if isinstance(event, Text | Tokens):
-                written += self._take(self._reader.read(0, event), getattr(event, "logprobs", ()))
+            match event:
+                case Text() | Tokens():
+                    written += self._take(self._reader.read(0, event), getattr(event, "logprobs", ()))
+                case Emit() if isinstance(call := read_emitted(self._answer, event), CallTold):
+                    arguments = encode_json(call.arguments).decode()
+                    written += self._take(self._reader.call(call.name, arguments, call.id))
         return b"".join([*written, self._grow()])
 
     def finish(self, finished: Finished) -> bytes:
@@ -103,8 +108,8 @@ class BlockStream:
     def close(self, finished: Finished) -> tuple[bytes, Message]:
         """All that comes before the end of the message, and the message. Raises the error that ended the run."""
         outcome = read_outcome(self._answer, finished)
-        end = outcome.choices[0]
-        written = self._take(self._reader.finish(end.candidate))
+        written = self._take(self._reader.finish(0))
+        end = ended(outcome.choices[0], self._reader)
         if self._answer.is_of_program and all(block.kind == "reasoning" for block in self._blocks):
             written += self._take([Words(text_of_result(finished))])
         if not self._blocks:

@@ -3,7 +3,7 @@
 Never generates and knows no form. Used by the routes of OpenAI's and of Anthropic's clients.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from loopwright.server.generation import Generation
 from loopwright.server.live_run import LiveRun, events_to_end, started_run
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import EventStream, SseResponse
+from loopwright.server.tool_request import AskedTools
 
 PROGRAM_PREFIX = "program:"
 
@@ -52,6 +53,7 @@ class Asked:
     of_program: Callable[[ProgramInfo], RunSpec]
     writer: Callable[[Answer], Writer]
     whole: Callable[[Answer, Sequence[Event]], object]
+    has_tools: bool = False
 
 
 class Generating:
@@ -63,37 +65,47 @@ class Generating:
 
     async def answer(self, request: Request, asked: Asked) -> Response:
         """The answer, whole or streamed. Leaving before its end cancels the run."""
-        spec, fingerprint = await self.find_spec(asked)
+        spec, model = await self.find_spec(asked)
+
+        def begun(run: LiveRun) -> Answer:
+            return self.begun(run, asked, model)
 
         async def whole() -> Response:
             async with started_run(self.runs, spec) as run:
-                return json_response(asked.whole(self.begun(run, asked, fingerprint), await events_to_end(run)))
+                return json_response(asked.whole(begun(run), await events_to_end(run)))
 
         def stream(run: LiveRun) -> EventStream:
-            writer = asked.writer(self.begun(run, asked, fingerprint))
+            writer = asked.writer(begun(run))
             return EventStream(written(run, writer), writer.failed)
 
         if asked.generation.is_streamed:
             return SseResponse(started_run(self.runs, spec), stream)
         return await unless_disconnected(request.receive, whole())
 
-    def begun(self, run: LiveRun, asked: Asked, fingerprint: str) -> Answer:
+    def begun(self, run: LiveRun, asked: Asked, model: ModelInfo) -> Answer:
         """What is known of an answer when its run has started."""
-        model = asked.generation.model
-        is_of_program = model.startswith(PROGRAM_PREFIX)
-        return Answer(run.run_id, model, int(self.clock.wall_s()), fingerprint, asked.names, is_of_program)
+        name = asked.generation.model
+        return Answer(
+            run.run_id,
+            name,
+            int(self.clock.wall_s()),
+            model.fingerprint,
+            asked.names,
+            name.startswith(PROGRAM_PREFIX),
+            model.tool_format if asked.has_tools else "",
+        )
 
-    async def find_spec(self, asked: Asked) -> tuple[RunSpec, str]:
-        """The run that answers, and the fingerprint of what computes it. Raises NotFound for a model that is not served
-        here; BadRequest, by the request's own fields, for what it does not honour."""
+    async def find_spec(self, asked: Asked) -> tuple[RunSpec, ModelInfo]:
+        """The run that answers, and the model that computes it. Raises NotFound for a model that is not served here;
+        BadRequest, by the request's own fields, for what it does not honour."""
         name = asked.generation.model
         try:
             for model in self.runs.models():
                 if model.name == name:
-                    return asked.of_model(model), model.fingerprint
+                    return asked.of_model(model), model
             for program in await self.runs.programs():
                 if PROGRAM_PREFIX + program.name == name:
-                    return asked.of_program(program), self.runs.models()[0].fingerprint
+                    return asked.of_program(program), self.runs.models()[0]
         except LoopwrightError as error:
             raise asked.names(error) from None
         raise no_model(name)
@@ -109,9 +121,11 @@ async def written(run: LiveRun, writer: Writer) -> AsyncGenerator[bytes]:
             yield writer.finish(finished)
 
 
-def field_names(generation: Generation, prompt_field: str) -> Callable[[LoopwrightError], LoopwrightError]:
+def field_names(
+    generation: Generation, prompt_field: str, tools: AskedTools | None = None
+) -> Callable[[LoopwrightError], LoopwrightError]:
     """Gives an error of a run the fields of the request behind it, of a route that `generation` was read for."""
-    names: Mapping[str, str] = {
+    names = {
         "positions": prompt_field,
         "tokens": prompt_field,
         "prompt": prompt_field,
@@ -119,6 +133,8 @@ def field_names(generation: Generation, prompt_field: str) -> Callable[[Loopwrig
     }
     if (constraint := generation.constraint) is not None:
         names = {"grammar.source": constraint.field, "grammar": constraint.field, **names}
+    if tools is not None:
+        names |= tools.field_names()
     return lambda error: renamed(error, names)
 
 

@@ -210,7 +210,8 @@ ASKS_NOTHING: Mapping[str, Sequence[object]] = {
     "n": (1,), "best_of": (0, 1), "temperature": (1,), "top_p": (1,), "top_k": (0,), "min_p": (0,),
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
     "stop": ([],), "stop_token_ids": ([],), "ignore_eos": (False,), "return_token_ids": (False,), "echo": (False,),
-    "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,), "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],), "suffix": ("",),
 }  # fmt: skip
 """Values that mean the same as leaving the parameter out."""

@@ -51,11 +51,12 @@ class OpenAIRoutes:
         generation = chat.generation
         asked = Asked(
             generation,
-            field_names(generation, "messages"),
+            field_names(generation, "messages", chat.tools),
             lambda model: chat_spec(chat, model),
             lambda program: chat_of_program(chat, program),
             lambda answer: _chunk_stream(answer, ChatForm(generation), generation),
             lambda answer, events: whole_answer(answer, ChatForm(generation), events),
+            has_tools=chat.tools is not None,
         )
         return await self._generating.answer(request, asked)
 

@@ -48,7 +48,7 @@ class ResponseRoutes:
             before = self._store.get(tenant, body.previous_response_id, "previous_response_id").items
         asked = read_response(body, before, lambda item_id, field: self._item(tenant, item_id, field))
         chat, by_own_fields = asked.chat, asked.renamed
-        of_run = field_names(chat.generation, "messages")
+        of_run = field_names(chat.generation, "messages", chat.tools)
 
         def form(answer: Answer) -> ResponseForm:
             return ResponseForm(answer, asked, self._generating.clock, self._keeper(tenant, asked, answer.run_id))
@@ -62,6 +62,7 @@ class ResponseRoutes:
                 lambda program: chat_of_program(chat, program),
                 lambda answer: BlockStream(answer, form(answer)),
                 lambda answer, events: whole_message(answer, form(answer), events),
+                has_tools=chat.tools is not None,
             ),
         )
 
