@@ -19,6 +19,8 @@ from loopwright.server.response_request import LOGPROBS, ResponseBody, read_resp
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 
+FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
+
 BOTH: dict[str, Any] = {
     "model": "tiny2",
     "stream": True,
@@ -99,9 +101,9 @@ RESPONSE: dict[str, Any] = {
     "include": [LOGPROBS],
     "top_logprobs": ({"include": [LOGPROBS]}, 3),
     "logprob_kind": ({"include": [LOGPROBS]}, "processed"),
-    "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}],
-    "tool_choice": "none",
-    "parallel_tool_calls": False,
+    "tools": [FUNCTION],
+    "tool_choice": ({"tools": [FUNCTION]}, {"type": "function", "name": "f"}),
+    "parallel_tool_calls": ({"tools": [FUNCTION]}, False),
     "metadata": {"k": "v"},
     "safety_identifier": "s",
     "prompt_cache_key": "k",

@@ -38,6 +38,9 @@ EVENTS_OF_A_TEXT = [
 ]
 
 
+FUNCTION = {"type": "function", "name": "f", "parameters": None, "strict": None}
+
+
 def say_hello(run: FakeRun) -> None:
     run.text("Hel", "lo")
     run.finish(RESULT)
@@ -313,6 +316,19 @@ async def test_an_error_after_the_first_text_is_a_failed_response_that_is_kept()
         ({"input": [{"role": "user", "content": "a", "color": "red"}]}, "input[0].color"),
         ({"input": [{"type": "item_reference", "id": "msg_run-9_0"}]}, "input[0].id"),
         ({"input": []}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
+        (
+            {
+                "input": [
+                    {"role": "assistant", "content": "a"},
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"},
+                ]
+            },
+            "input[1].arguments",
+        ),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),

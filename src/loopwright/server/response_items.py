@@ -89,10 +89,10 @@ REFERENCE = "item_reference"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item, and where it stands in the request; "" is in what was kept."""
+    """An item, and where it stands in the request."""
 
     item: Item
-    place: str = ""
+    place: str
 
 
 def read_item(given: Json, place: str) -> Item:
@@ -119,26 +119,33 @@ def kept_item(item: Item, item_id: str) -> Json:
     return {**_told(item), **kept}
 
 
-def as_messages(placed: Sequence[Placed]) -> tuple[list[Json], list[str]]:
-    """The messages of a chat, and for each where it stands in the request. Calls belong to the message before them."""
-    messages: list[Json] = []
-    places: list[str] = []
+def as_messages(placed: Sequence[Placed], instructions: str | None) -> tuple[list[Json], dict[str, str]]:
+    """The messages of a chat, and of their fields those of the request behind them. Calls belong to the message before
+    them."""
+    messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    inner: dict[str, str] = {}  # fields within a message
+    names: dict[str, str] = {} if instructions is None else {"messages[0]": "instructions"}
     for one in placed:
+        field = f"messages[{len(messages)}]"
         match one.item:
             case MessageItem(role, content):
                 messages.append({"role": role, "content": _text(content)})
             case CallItem(call_id, name, arguments):
-                call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-                if messages and messages[-1]["role"] == "assistant":
-                    messages[-1].setdefault("tool_calls", []).append(call)
-                    continue
-                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+                if not (messages and messages[-1]["role"] == "assistant"):
+                    messages.append({"role": "assistant", "content": None})
+                    names[field] = one.place
+                calls = messages[-1].setdefault("tool_calls", [])
+                inner[f"messages[{len(messages) - 1}].tool_calls[{len(calls)}].function"] = one.place
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": call_id, "type": "function", "function": function})
+                continue
             case ResultItem(call_id, output):
+                inner |= {f"{field}.tool_call_id": f"{one.place}.call_id", f"{field}.content": f"{one.place}.output"}
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(output)})
             case ReasoningItem():
                 continue
-        places.append(one.place)
-    return messages, places
+        names[field] = one.place
+    return messages, inner | names
 
 
 def _text(content: Content | list[InputText | OutputText]) -> str:

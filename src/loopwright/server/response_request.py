@@ -120,11 +120,9 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
     if body.stream_options is not None and body.stream is not True:
         raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
     items = _read_input(body.input, find)
-    told = [Placed(read_item(item, "previous_response_id")) for item in before]
-    messages, places = as_messages([*told, *items])
-    if body.instructions is not None:
-        messages, places = [{"role": "system", "content": body.instructions}, *messages], ["instructions", *places]
-    names = _names(places, len(body.tools or ()))
+    told = [Placed(read_item(item, "previous_response_id"), "previous_response_id") for item in before]
+    messages, places = as_messages([*told, *items], body.instructions)
+    names = {**places, **_names(len(body.tools or ()))}
 
     def by_own_fields(error: LoopwrightError) -> LoopwrightError:
         return renamed(error, names)
@@ -214,11 +212,9 @@ def _chat_choice(choice: str | Json | None) -> str | Json | None:
     raise BadRequest(message, field="tool_choice.type")
 
 
-def _names(places: Sequence[str], num_tools: int) -> Mapping[str, str]:
+def _names(num_tools: int) -> Mapping[str, str]:
     """A chat's fields, and those of this request that they were made of."""
-    names = {f"messages[{number}]": place or "previous_response_id" for number, place in enumerate(places)}
-    names |= {f"tools[{number}].function": f"tools[{number}]" for number in range(num_tools)}
-    return names | {
+    return {f"tools[{number}].function": f"tools[{number}]" for number in range(num_tools)} | {
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",

@@ -11,7 +11,9 @@ import pytest
 from http_rig import Served, served
 from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection
+from test_case_e1_tool_calls import NASTY, TWO
 from test_reasoning import SAYS, TEMPLATES, THOUGHTS, served_saying
+from tools_rig import NOON, WEATHER, fed, hermes, saying
 
 from loopwright.core.ids import TenantId
 from system_rig import byte_system, in_loop
@@ -150,5 +152,82 @@ def test_one_tenant_s_response_is_nobody_else_s() -> None:
                 await client.openai.responses.create(
                     model="byte", input="Hi", previous_response_id=made.id, extra_headers=b
                 )
+
+    in_loop(scenario)
+
+
+FUNCTIONS: Any = [{"type": "function", **tool["function"]} for tool in (WEATHER, NOON)]
+CALL = ["function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+
+
+def test_calls_are_items_with_events_of_their_own() -> None:
+    async def scenario() -> None:
+        async with saying(TWO) as client:
+            events = await events_of(client, tools=FUNCTIONS, temperature=0)
+            body = {"model": "byte", "input": "Hi", "tools": FUNCTIONS, "temperature": 0}
+            whole = (await client.http.post("/v1/responses", json=body)).json()
+            check("Response", whole)
+            for response in (events[-1]["response"], whole):
+                text, *calls = response["output"]
+                assert text["content"][0]["text"] == "I look.\n"
+                found = [(one["type"], one["name"], json.loads(one["arguments"]), one["status"]) for one in calls]
+                assert found == [
+                    ("function_call", "weather", {"city": NASTY, "days": 2}, "completed"),
+                    ("function_call", "noon", {}, "completed"),
+                ]
+                assert response["status"] == "completed"
+            told = [event for event in events if event.get("output_index") == 1]
+            kinds = list(dict.fromkeys(event["type"].removeprefix("response.") for event in told))
+            assert kinds == ["output_item.added", *CALL]
+            assert told[0]["item"]["arguments"] == ""
+            deltas = [event["delta"] for event in told if event["type"].endswith(".delta")]
+            assert len(deltas) > 3
+            assert "".join(deltas) == told[-2]["arguments"] == told[-1]["item"]["arguments"]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_results_of_calls_go_back_to_the_model(is_chained: bool) -> None:
+    async def scenario() -> None:
+        async with saying(TWO, "Rain.") as client:
+            create = client.openai.responses.create
+            first = await create(model="byte", input="Z?", tools=FUNCTIONS, temperature=0)
+            calls = [one for one in first.output if one.type == "function_call"]
+            results: list[Any] = [
+                {"type": "function_call_output", "call_id": one.call_id, "output": f"result of {one.name}"}
+                for one in calls
+            ]
+            asked: list[Any] = [{"role": "user", "content": "Z?"}, *first.output]
+            more: Any = {"previous_response_id": first.id} if is_chained else {}
+            second = await create(
+                model="byte", input=results if is_chained else asked + results, tools=FUNCTIONS, temperature=0, **more
+            )
+            assert second.output_text == "Rain."
+            assert "<|im_start|>tool\nresult of weather<|im_end|>\n<|im_start|>tool\nresult of noon" in fed(client)
+
+    in_loop(scenario)
+
+
+def test_a_call_that_is_cut_is_incomplete() -> None:
+    async def scenario() -> None:
+        async with saying(hermes("weather", city="x" * 50, days=2)) as client:
+            events = await events_of(client, tools=FUNCTIONS, temperature=0, max_output_tokens=60)
+            (call,) = events[-1]["response"]["output"]
+            assert (events[-1]["type"], call["status"]) == ("response.incomplete", "incomplete")
+            assert call["arguments"]
+
+    in_loop(scenario)
+
+
+def test_a_strict_schema_that_cannot_be_held_is_refused_by_its_place() -> None:
+    odd = {"type": "object", "properties": {"x": {"type": "array", "contains": {}}}}
+
+    async def scenario() -> None:
+        async with saying("x") as client:
+            tools = [{"type": "function", "name": "odd", "parameters": odd, "strict": True}]
+            body = {"model": "byte", "input": "Hi", "tools": tools}
+            answer = await client.http.post("/v1/responses", json=body)
+            assert answer.json()["error"]["param"] == "tools[0].parameters#/properties/x/contains"
 
     in_loop(scenario)
