@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "system")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+
+from tool_templates import CHATML_CALLS
 
 from loopwright.compose.model_parts import model_text
 from loopwright.core.ids import TenantId
@@ -23,7 +26,6 @@ from loopwright.server.app import create_app
 from loopwright.server.identity import by_key, everybody
 from loopwright.text.load_tokenizer import byte_tokenizer
 from system_rig import make_info, system_over
-from tool_templates import CHATML_CALLS
 
 END_OF_TURN = 259
 MAX_CONTEXT, NUM_BLOCKS = 32768, 8192
@@ -110,9 +112,14 @@ async def serve(arguments: argparse.Namespace) -> None:
     try:
         async with system_over(executor, text) as system:
             app = create_app(system.launcher, tenant_of=tenant_of)
-            await http.serve(app, "127.0.0.1", 0, lambda port: print(port, flush=True))
+            await http.serve(app, "127.0.0.1", 0, tell)
     finally:
         executor.close()
+
+
+def tell(port: int) -> None:
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

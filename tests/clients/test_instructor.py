@@ -3,9 +3,10 @@
 import instructor
 import openai
 import pytest
-from conftest import KEY, LONG, TOO_LONG, Server
 from openai import OpenAI
 from pydantic import BaseModel, Field
+
+from conftest import KEY, LONG, TOO_LONG, Server
 
 MODES = [instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON]
 

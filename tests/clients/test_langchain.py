@@ -4,10 +4,11 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import KEY, LONG, TOO_LONG, Server
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from conftest import KEY, LONG, TOO_LONG, Server
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):

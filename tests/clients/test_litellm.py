@@ -5,8 +5,9 @@ from typing import Any
 
 import litellm
 import pytest
-from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 from pydantic import BaseModel
+
+from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 
 
 class Person(BaseModel):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import KEY, PLAIN, TOO_LONG, Server
 
 LLM = Path(sys.executable).with_name("llm")

@@ -1,4 +1,4 @@
-"""lm-eval's `local-completions` with a task of this folder: log-likelihoods of token ids that it echoes, and generation."""
+"""lm-eval's `local-completions` with a task of its own: log-likelihoods of echoed token ids, and generation."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import tokenizers
 import transformers
-from conftest import KEY, Server
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from tokenizers import decoders, models, pre_tokenizers
+
+from conftest import KEY, Server
 
 CHOICES = """task: say_choice
 dataset_path: json

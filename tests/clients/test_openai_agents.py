@@ -5,9 +5,10 @@ from typing import Any
 import openai
 import pytest
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
-from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 from openai import AsyncOpenAI
 from pydantic import BaseModel
+
+from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 
 
 class Person(BaseModel):

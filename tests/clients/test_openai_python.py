@@ -5,9 +5,10 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 from openai import OpenAI
 from pydantic import BaseModel
+
+from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 ADD: Any = {

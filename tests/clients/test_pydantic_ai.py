@@ -1,12 +1,13 @@
 """pydantic-ai, over chat completions: text, streams, tools, each way of a typed result, and its exceptions."""
 
 import pytest
-from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, exceptions
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 
 
 class Person(BaseModel):

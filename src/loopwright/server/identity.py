@@ -66,7 +66,7 @@ class Identified:
             try:
                 tenant = self._tenant_of(HTTPConnection(scope))
             except LoopwrightError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
             _tenant.set(tenant)  # for this request's task, and those that it starts
         await self._app(scope, receive, send)

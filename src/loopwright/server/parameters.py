@@ -6,7 +6,8 @@ The one table of this: requests are read by it, docs/openai.md is written from i
 from collections.abc import Mapping
 
 HONOURED: Mapping[str, str] = {
-    "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of text",
+    "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of "
+    "text. A `name` is for programs: no template shows it to a model",
     "prompt": "a text, token ids, or a list of either; ids run as they are, a text begins as a context begins",
     "model": "a model of /v1/models, or `program:NAME` for a deployed program",
     "stream": "server-sent events; what is ready together comes as one chunk",
