@@ -214,18 +214,21 @@ class ResourceManager:
         return True
 
     def shrink(self, call: OpenCall) -> None:
-        """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
+        """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token, or is
+        over and had a row ahead."""
         feed, table = call.work, self._holdings[call.run_id].pages
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
             self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
             self._holdings[call.run_id].bases.forget()
-        num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
+        num_left = 0 if feed.is_steady else feed.num_left  # one that went on steadily is over
+        num_needed = -(-(feed.kv_len + num_left) // self.shape.block_size)
         num_surplus = min(len(call.pages) - num_needed, len(call.grown))
         if num_surplus <= 0:
             return
         pages, names = call.pages[-num_surplus:], call.grown[-num_surplus:]
-        del call.pages[-num_surplus:], call.grown[-num_surplus:], feed.block_ids[len(call.pages) :]
+        del call.pages[-num_surplus:], call.grown[-num_surplus:]
+        feed.block_ids = feed.block_ids[: len(call.pages)]  # a row that waits for its turn has the longer list
         call.page_writes = [page for page in call.page_writes if page not in pages]
         for page in pages:
             if page.writer is call:

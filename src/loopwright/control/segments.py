@@ -107,17 +107,27 @@ class SegmentFeed(Feed):
     @property
     def kv_len(self) -> int:
         """As of every feed; of a steady one, all but the last of its tokens."""
-        return self._kv_len if not self.is_steady else self.start_kv_len + self._num_prompt + len(self.tokens) - 1
+        return self._kv_len if not self.is_steady else self.kv_len_at(len(self.tokens))
+
+    def kv_len_at(self, num_tokens: int) -> int:
+        """Of a steady one with so many tokens."""
+        return self.start_kv_len + self._num_prompt + num_tokens - 1
 
     @property
     def position(self) -> int:
         """Where the last token stands."""
         return self._call.positions[-1] + len(self.tokens)
 
+    def max_more(self, num_unknown: int = 0) -> int:
+        """Tokens after which the segment is over by its length, beside those that are being sampled."""
+        num_left = min(self._call.max_tokens - len(self.tokens), self._max_context - 1 - self.position)
+        return num_left - num_unknown
+
     @property
-    def max_more(self) -> int:
-        """Tokens after which the segment is over by its length; at least one."""
-        return max(1, min(self._call.max_tokens - len(self.tokens), self._max_context - 1 - self.position))
+    def will_be_steady(self) -> bool:
+        """Whether it will be, unless the token that the row that runs samples ends it: its prompt is through then."""
+        is_plain = self._is_usual and self._state is None and self.view is None
+        return is_plain and self.is_through and self.max_more(1) > 0
 
     def has_ended(self) -> bool:
         """Whether a steady segment, which has just got its last token, is over. To be asked once for each token that

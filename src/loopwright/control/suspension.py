@@ -42,7 +42,7 @@ class Suspension:
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
         served = self._served
-        served.update(step.decoding.run_ids)
+        served.update(step.decoded.run_ids)
         for place, call in enumerate(step.rows):
             if call.restoring is None:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
