@@ -94,7 +94,7 @@ class Controller:
         self._observer = Observer(meter or SILENT, shape.block_bytes)
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._scheduler = make_scheduler(config, self._resources)
-        self._decoded = DecodeCalls(self._finish, self._fail, self._resources.shrink)
+        self._decoded = DecodeCalls(self._finish, self._fail, self._resources.trim)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
@@ -386,7 +386,7 @@ class Controller:
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
-            self._resources.shrink(call)
+            self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
 
     def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
@@ -394,6 +394,7 @@ class Controller:
         if isinstance(feed, WatchedFeed):
             self._watched.end_interrupted(call, feed)
         else:
+            self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
 
     def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
@@ -477,6 +478,7 @@ class Controller:
         step = self._running.popleft()
         self._moment.now_s = self._clock.now_s()
         self._suspension.count(step)
+        self._counts.num_wasted_rows += step.num_wasted
         unwanted = [call for call, last in self._unwanted if last is step]
         self._unwanted = [one for one in self._unwanted if one[1] is not step]
         for call in unwanted:

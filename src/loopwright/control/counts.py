@@ -23,5 +23,4 @@ class StepCounts:
         num_tokens = [row.num_tokens for row in step.batch_rows[step.num_short :]]
         num_single = num_tokens.count(1)
         self.num_decode_tokens += len(step.decoded) + step.num_short + num_single
-        self.num_wasted_rows += len(step.decoded.wasted)
         self.num_prefill_tokens += sum(num_tokens) - num_single

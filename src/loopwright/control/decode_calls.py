@@ -16,15 +16,15 @@ from loopwright.core.results import Completion, Segment
 
 class DecodeCalls:
     """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion;
-    `shrink` takes pages from one that is over, which it got for what was ahead."""
+    `trim` takes pages from one that is over, which it got for what was ahead."""
 
     def __init__(
         self,
         finish: Callable[[OpenCall, Segment], None],
         fail: Callable[[OpenCall, ErrorInfo], None],
-        shrink: Callable[[OpenCall], None],
+        trim: Callable[[OpenCall], None],
     ) -> None:
-        self._finish, self._fail, self._shrink = finish, fail, shrink
+        self._finish, self._fail, self._trim = finish, fail, trim
         self._untold: dict[OpenCall, SegmentFeed] = {}  # the last step sampled for them, and they want to know
 
     def take(self, group: DecodeGroup, step: DecodeStep, result: DecodeResult) -> None:
@@ -36,7 +36,7 @@ class DecodeCalls:
                 self._untold.pop(call, None)
                 self._fail(call, error)
             elif isinstance(call.work, SegmentFeed):
-                self._shrink(call)
+                self._trim(call)
                 self._finish(call, call.work.segment(len(call.pages)))
 
     def tell(self) -> None:

@@ -214,16 +214,23 @@ class ResourceManager:
         return True
 
     def shrink(self, call: OpenCall) -> None:
-        """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token, or is
-        over and had a row ahead."""
-        feed, table = call.work, self._holdings[call.run_id].pages
+        """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
+        feed = call.work
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
             self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
             self._holdings[call.run_id].bases.forget()
-        num_left = 0 if feed.is_steady else feed.num_left  # one that went on steadily is over
-        num_needed = -(-(feed.kv_len + num_left) // self.shape.block_size)
-        num_surplus = min(len(call.pages) - num_needed, len(call.grown))
+        self._keep(call, feed, feed.kv_len + feed.num_left)
+
+    def trim(self, call: OpenCall) -> None:
+        """As `shrink`, for a segment that is over: a row ahead of its end may have had a page."""
+        assert isinstance(call.work, Feed)
+        self._keep(call, call.work, call.work.kv_len)
+
+    def _keep(self, call: OpenCall, feed: Feed, end: int) -> None:
+        """Leaves a segment only the pages that it grew before KV place `end`."""
+        table = self._holdings[call.run_id].pages
+        num_surplus = min(len(call.pages) - -(-end // self.shape.block_size), len(call.grown))
         if num_surplus <= 0:
             return
         pages, names = call.pages[-num_surplus:], call.grown[-num_surplus:]

@@ -98,6 +98,11 @@ class Step:
         return len(self.decoding) + len(self.rows)
 
     @property
+    def num_wasted(self) -> int:
+        """Rows of texts that were over when the step before was; while this one has not been taken."""
+        return len(self.decoded.wasted) + sum(call.is_over for call in self.rows)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
         return not self.decoding and not self.calls
@@ -224,19 +229,26 @@ class Scheduler:
         """What runs behind the step that runs: all that goes on with what that one samples, and what waits. None if
         something of it could go on only when its result is here: then that would miss a step."""
         self._decoding.end_known()
-        coming = self._coming(running)
-        if coming is None or not (self._decoding or coming) or self.suspended or running.private:
+        going = self._going_on(running)
+        if going is None or not (self._decoding or going) or self.suspended or running.private:
             return None
         num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
-        if len(self._decoding) + len(coming) + num_short > self._config.max_batch_rows:
+        if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:
             return None  # they take turns
-        if not self._grow_ahead(coming):
+        if not self._grow_ahead(going):
             return None
         step = Step(self._resources.shape.block_size, self._decoding, running)
-        for call in coming:
-            self._decoding.join(call, num_unknown=1)
-        step.joined_decoding += coming
-        if coming:
+        for call, source in going.items():
+            feed = call.work
+            assert isinstance(feed, SegmentFeed)
+            if feed.outlook == "steady":
+                self._decoding.join(call, num_unknown=1)
+                step.joined_decoding.append(call)
+            else:
+                call.served_at = self._num_formed + 1
+                step.rows.append(call)
+                step.batch_rows.append(feed.row_ahead(source))
+        if step.joined_decoding:
             self._short = [call for call in self._short if call.decoding is None]
         return self._fill(step, now_s)
 
@@ -259,38 +271,39 @@ class Scheduler:
         self._take_joining(step)
         return step
 
-    def _coming(self, running: Step) -> list[OpenCall] | None:
-        """The calls that the step which runs brings to the decode rows. None if it has one that goes on otherwise."""
-        coming: list[OpenCall] = []
-        for call in running.rows:
+    def _going_on(self, running: Step) -> dict[OpenCall, int] | None:
+        """The calls, beside the decode rows, that go on with what the step which runs samples, by the place of their
+        rows there. None if one goes on with more than that."""
+        going: dict[OpenCall, int] = {}
+        for place, call in enumerate(running.rows, start=len(running.decoded)):
             feed = call.work
             if call.is_over or call.inbox.is_closed:
                 continue
             if call.restoring is not None or not isinstance(feed, Feed) or not feed.is_through:
                 return None
             if isinstance(feed, SegmentFeed):
-                if feed.will_be_steady:
-                    coming.append(call)
-                elif feed.max_more(1) > 0:
+                if feed.outlook == "unknown":
                     return None
-        return coming
+                if feed.outlook in ("steady", "row"):
+                    going[call] = place
+        return going
 
-    def _grow_ahead(self, coming: Iterable[OpenCall]) -> bool:
-        """Gives decode rows, and those that come to them, the pages that they need, if that takes no more than to take
+    def _grow_ahead(self, going: Iterable[OpenCall]) -> bool:
+        """Gives decode rows, and the others that go on, the pages that they need, if that takes no more than to take
         them. If it does, the next step, which is not ahead, does it."""
         full = self._decoding.take_full()
         while full and self._has_grown(full[-1]):
             self._decoding.has_grown(full.pop())
         for call in full:
             self._decoding.has_grown(call)  # not yet: it is asked about again
-        return not full and all(self._has_grown(call) for call in coming)
+        return not full and all(self._has_grown(call) for call in going)
 
     def _has_grown(self, call: OpenCall) -> bool:
         """Whether a segment has a place behind the token that is being sampled for it, or has got one."""
         feed = call.work
         assert isinstance(feed, SegmentFeed)
-        end = feed.kv_len_at(len(feed.tokens) + 1)
-        return end < len(feed.block_ids) * self._resources.shape.block_size or self._resources.grow(call, feed)
+        has_room = feed.kv_len_next < len(feed.block_ids) * self._resources.shape.block_size
+        return has_room or self._resources.grow(call, feed)
 
     def _put_short(self, call: OpenCall) -> None:
         call.served_at = self._num_formed

@@ -6,15 +6,20 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
+from typing import Literal, TypeAlias
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import RowResult, Sampled
+from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.ids import PageName
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
+
+Outlook: TypeAlias = Literal["over", "steady", "row", "paused", "unknown"]
+"""Of a segment while a row of it runs: it is over by its length; its next row is one of a decode group, or one of its
+own; it waits for its program; or that depends on what the row samples."""
 
 _ENTROPY = DistributionRequest(k=1, entropy=True)
 
@@ -31,9 +36,9 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
-        "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops", "is_interrupted",
-        "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
+        "_call", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_match", "_matcher",
+        "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops",
+        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -64,6 +69,7 @@ class SegmentFeed(Feed):
         self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
         self._may_force = self._is_choice = True
+        self._has_row_ahead = False  # behind the one whose result comes next
         # A steady row carries no more than a plain segment needs.
         is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
         self._is_usual = not is_special and not call.sampling.top_logprobs
@@ -102,6 +108,8 @@ class SegmentFeed(Feed):
             self._reason = reason
             return True
         self._continue((self.tokens[-1],), (self._sample_position,))
+        if self._has_row_ahead:
+            self._has_row_ahead, self._num_in_row, self._picked = False, 1, range(len(self._distributions))
         return self.is_interrupted
 
     @property
@@ -124,10 +132,37 @@ class SegmentFeed(Feed):
         return num_left - num_unknown
 
     @property
-    def will_be_steady(self) -> bool:
-        """Whether it will be, unless the token that the row that runs samples ends it: its prompt is through then."""
-        is_plain = self._is_usual and self._state is None and self.view is None
-        return is_plain and self.is_through and self.max_more(1) > 0
+    def outlook(self) -> Outlook:
+        """What it does next, unless the token ends it that the row which runs samples."""
+        if not self.is_through or self._state is not None or self.view is not None:
+            return "unknown"
+        if self.max_more(1) <= 0:
+            return "over"
+        return "steady" if self._is_usual else "row"
+
+    @property
+    def kv_len_next(self) -> int:
+        """The KV length when what runs is over."""
+        return self.kv_len_at(len(self.tokens) + 1) if self.is_steady else self._kv_len + self._num_in_row
+
+    def row_ahead(self, source: int) -> ForwardRow:
+        """The row behind the one that runs, whose place in its step is `source`; for the outlook "row"."""
+        self._has_row_ahead = True
+        sampler, position = self._sampler, self._sample_position
+        if sampler is not None:
+            sampler = SamplerRun(sampler.graph, sampler.initial)
+        return ForwardRow(
+            block_ids=self.block_ids,
+            kv_len=self.kv_len_next,
+            positions=(position,),
+            token_ids=(0,),
+            distributions=self._distributions,
+            sampling=self._call.sampling,  # not what a veto has left of it for the row that runs
+            sample_position=position + 1,
+            generated=tuple(self._generated),  # the list may have one more when the row runs
+            sampler=sampler,
+            source=source,
+        )
 
     def has_ended(self) -> bool:
         """Whether a steady segment, which has just got its last token, is over. To be asked once for each token that

@@ -44,7 +44,7 @@ class Suspension:
         served = self._served
         served.update(step.decoded.run_ids)
         for place, call in enumerate(step.rows):
-            if call.restoring is None:
+            if call.restoring is None and not call.is_over:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
 
     @property
