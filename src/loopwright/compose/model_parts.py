@@ -30,6 +30,7 @@ from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.reasoning import reasoning_tags
 from loopwright.text.tokenizer import Tokenizer
+from loopwright.text.tool_prompts import tool_format
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
 
@@ -152,6 +153,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         exactness=executor.exactness,
         template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
         reasoning=reasoning_tags(tokenizer.chat_template, tokenizer.controls),
+        tool_format=tool_format(tokenizer.chat_template),
         engine=f"loopwright {version('loopwright')}, {executor.computed_by}",
         license=files.license,
         description=files.description,
