@@ -12,7 +12,7 @@ ADR_INDEX = Path("docs/adr/README.md")
 DOCUMENTS = files(".md")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 COMMAND = re.compile(r"(?<!from )(?<![\w/.-])loopwright ([a-z]+)\b")
-MAKE = re.compile(r"(?:^|[`\s])make ([a-z0-9-]+)\b")
+MAKE = re.compile(r"(?:^|[`\s])make ([a-z]+(?:-[a-z0-9]+)*)\b")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
