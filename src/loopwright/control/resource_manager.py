@@ -223,9 +223,10 @@ class ResourceManager:
         self._keep(call, feed, feed.kv_len + feed.num_left)
 
     def trim(self, call: OpenCall) -> None:
-        """As `shrink`, for a segment that is over: a row ahead of its end may have had a page."""
-        assert isinstance(call.work, Feed)
-        self._keep(call, call.work, call.work.kv_len)
+        """As `shrink`, for a segment that is over: a row ahead of its end may have had one. A prompt keeps its own."""
+        feed = call.work
+        assert isinstance(feed, SegmentFeed)
+        self._keep(call, feed, max(feed.kv_len, feed.start_kv_len + feed.num_prompt))
 
     def _keep(self, call: OpenCall, feed: Feed, end: int) -> None:
         """Leaves a segment only the pages that it grew before KV place `end`."""
