@@ -1,6 +1,7 @@
 """lm-eval's `local-completions` with a task of its own: log-likelihoods of echoed token ids, and generation."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ dataset_kwargs: {data_files: {test: FILE}}
 output_type: multiple_choice
 test_split: test
 doc_to_text: "user\\nSay: {{answer}}\\nassistant\\n"
-doc_to_choice: ["{{answer}}", "{{other}}"]
+doc_to_choice: choices
 doc_to_target: 0
 target_delimiter: ""
 metric_list: [{metric: acc}]
@@ -33,6 +34,8 @@ doc_to_target: "{{answer}}"
 generation_kwargs: {until: ["\\n"], max_gen_toks: 40}
 metric_list: [{metric: exact_match}]
 """
+LOGIT = 10.0  # of the scripted token; every other of 260 has 0
+SURPRISE = -math.log(math.exp(LOGIT) + 259)  # log-probability of another: the line's end, which lm-eval scores too
 ANSWERS = [("yes", "no"), ("Zürich", "Oslo"), ("forty-two", "forty-three"), ("a b c", "a b d")]
 
 
@@ -61,7 +64,7 @@ def test_a_local_task_is_scored_as_the_script_says(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"answer": one, "other": other}) + "\n" for one, other in ANSWERS))
+    rows.write_text("".join(json.dumps({"answer": one, "choices": [one, other]}) + "\n" for one, other in ANSWERS))
     for name, text in (("choice", CHOICES), ("generate", GENERATION)):
         (tmp_path / f"{name}.yaml").write_text(text.replace("FILE", str(rows)))
     options = f"model={server.model},base_url={server.v1}/completions,tokenizer={byte_tokenizer},num_concurrent=2"
@@ -74,7 +77,7 @@ def test_a_local_task_is_scored_as_the_script_says(
     )
     assert found["results"]["say_choice"]["acc,none"] == 1.0
     assert found["results"]["say_generate"]["exact_match,none"] == 1.0
-    for sample in found["samples"]["say_choice"]:
-        (right, is_greedy), (wrong, is_other_greedy) = sample["filtered_resps"]
-        assert (is_greedy, is_other_greedy) == (True, False)
-        assert right > wrong
+    for sample, (answer, _) in zip(found["samples"]["say_choice"], ANSWERS, strict=True):
+        (right, _), (wrong, _) = sample["filtered_resps"]
+        assert right == pytest.approx(SURPRISE + (SURPRISE + LOGIT) * len(answer.encode()), abs=1e-3)
+        assert right > wrong + LOGIT / 2
