@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from loopwright.compose.config import EngineConfig, num_cores
+from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
@@ -69,6 +70,7 @@ async def open_model(
         on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
     )
+    give_back_memory()
     try:
         yield ModelParts(
             text=model_text(_info(files, executor, tokenizer, config), tokenizer),
