@@ -28,8 +28,8 @@ HONOURED: Mapping[str, str] = {
     "top_logprobs": "up to 20, with `logprobs`",
     "response_format": "`text`, `json_object` or `json_schema`; a schema is enforced, strict or not, or refused with a "
     "JSON pointer: docs/grammars.md",
-    "echo": "the prompt comes before the answer, with its log-probabilities if `logprobs` is there; with `max_tokens` 1 "
-    "a token that is the model's end has one as well: harnesses that score prompts so count on it",
+    "echo": "the prompt comes before the answer, with its log-probabilities if `logprobs` is there; with `max_tokens` "
+    "1, a token that is the model's end has one too, as harnesses expect that score prompts so",
     "tools": "functions that the model may call, up to 256; its calls are held to their names, and to their schemas",
     "tool_choice": "`none`, `auto`, `required` (a turn is calls alone, at least one), a function, or `allowed_tools`",
     "parallel_tool_calls": "false ends the turn with its first call",
