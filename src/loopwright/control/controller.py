@@ -12,6 +12,7 @@ from dataclasses import asdict
 from secrets import token_hex
 
 from loopwright.control import ordering
+from loopwright.control.arrivals import Arrivals
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
 from loopwright.control.decode_calls import DecodeCalls
@@ -102,6 +103,7 @@ class Controller:
         self._running: Step | None = None
         self._unwanted: list[OpenCall] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
+        self._arrivals = Arrivals()
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -117,6 +119,12 @@ class Controller:
         self._resources.open(run_id, limits, tenant)
         self._sessions[run_id] = session
         return session
+
+    def expect(self, num_launches: int) -> None:
+        """As `Control.expect`."""
+        self._arrivals.expect(num_launches)
+        if not num_launches:
+            self._wake.set()
 
     async def stats(self) -> ControlStats:
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
@@ -145,10 +153,13 @@ class Controller:
         while True:
             self._wake.clear()
             began_s = self._clock.now_s()
+            if hold_s := self._arrivals.hold_s(began_s, would_hold_up=self._scheduler.is_decoding):
+                await self._wait_for_change(hold_s)
+                continue
             batch = self.schedule()
             if batch is None:
                 self._decoded.tell()
-                await self._wait_for_change()
+                await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
                 continue
             started_s = self._clock.now_s()
             self._observer.step_formed(started_s - began_s)
@@ -163,6 +174,7 @@ class Controller:
             else:
                 busy_s = self._clock.now_s() - started_s
                 self._counts.busy_s += busy_s
+                self._arrivals.step_over(busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
 
@@ -462,9 +474,9 @@ class Controller:
         self._refuse(call, error.info())
         return True
 
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:
-            async with asyncio.timeout(self._suspension.patience_s(self._clock.now_s())):
+            async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -73,7 +73,7 @@ class Host(Protocol):
 
 
 class SilentHost:
-    """Answers every call at once with what a host might say. Calls and waits cross to `real` too, which answers none."""
+    """Answers every call at once with what a host might say. Calls and waits cross to `real` too, which is silent."""
 
     def __init__(self, real: Host | None = None) -> None:
         self.kept = ""
