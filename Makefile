@@ -16,12 +16,13 @@ PIP    := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 
 # Two stamps: the demo needs the runtime alone, the tests need the tools too. A stamp is older than pyproject.toml or
 # constraints.txt when one of them changed, so pip runs then and only then.
+CLIENTS := .clients
 RUNTIME := $(VENV)/.runtime-installed
 DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -72,6 +73,11 @@ soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks,
 load: $(DEV)     ## 200 streams for MINUTES over a scripted engine, clients that go included: nothing leaks; what the server adds
 	@$(BIN)/python tests/system/load.py --minutes $(MINUTES) $(ARGS)
 
+clients: $(DEV) $(CLIENTS)/.installed ## the clients of docs/clients.md, in environments of their own, against the real server; npm too
+	cd tests/clients && $(abspath $(CLIENTS))/all/bin/pytest --ignore test_instructor.py $(ARGS)
+	cd tests/clients && $(abspath $(CLIENTS))/instructor/bin/pytest test_instructor.py $(ARGS)
+	cd tests/clients/node && node --test --test-concurrency=1
+
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs
 
@@ -113,3 +119,12 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+# Their versions are all pinned, so pip has nothing to resolve.
+$(CLIENTS)/.installed: $(addprefix tests/clients/,requirements.txt requirements-instructor.txt node/package-lock.json)
+	$(PYTHON) -m venv $(CLIENTS)/all
+	$(CLIENTS)/all/bin/pip install --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/instructor
+	$(CLIENTS)/instructor/bin/pip install --disable-pip-version-check --no-deps -r tests/clients/requirements-instructor.txt
+	cd tests/clients/node && npm ci
+	@touch $@

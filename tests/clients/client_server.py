@@ -46,8 +46,11 @@ def plan(prompt: str) -> str:
     if calls := [call for name, arguments in tools.items() if (call := _call(name, arguments, asked))]:
         return "\n".join(calls)
     for name, arguments in tools.items():
-        if name.rpartition("_")[2] in asked.split():  # the weather in Oslo, say, of get_weather
-            return _written(name, dict.fromkeys(arguments, re.findall(r"[A-Z]\w+", asked)[-1]))
+        if name.rpartition("_")[2] in asked.split():  # of get_weather: the weather in Oslo
+            named = re.findall(r"'(.+?)'", asked) or re.findall(r"[A-Z]\w+", asked)[-1:]
+            return _written(name, dict.fromkeys(arguments, named[0]))
+    if found := re.search(r"JSON with (.*) keys", asked):
+        return json.dumps({name: "x" for name in re.findall(r"'(\w+)'", found[1])})
     if found := re.search(r"Count to (\d+)", asked):
         return " ".join(str(number) for number in range(1, int(found[1]) + 1))
     if found := re.search(r"Say: (.*)", asked):
@@ -73,7 +76,7 @@ def _call(name: str, arguments: list[str], asked: str) -> str | None:
 
 
 def _written(name: str, arguments: dict[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
 def next_token(history: tuple[int, ...]) -> int:

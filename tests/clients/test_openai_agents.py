@@ -1,5 +1,6 @@
 """openai-agents, over chat completions: an agent with tools, a typed result, a stream, and its exceptions."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -70,7 +71,7 @@ async def test_a_run_that_is_cancelled_ends_at_the_server(server: Server) -> Non
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             break
     result.cancel()
-    assert server.becomes_idle()
+    assert await asyncio.to_thread(server.becomes_idle)
 
 
 async def test_a_server_that_stops_is_an_error(stopping: Server) -> None:

@@ -320,6 +320,17 @@ async def test_a_program_is_a_model_of_messages_too() -> None:
         assert one.stop_reason == "tool_use"
 
 
+async def test_a_program_need_not_take_max_tokens_which_every_request_has() -> None:
+    fake = FakeRuns(lambda run: run.finish("It."))
+    fake.add_program("plain", Parameter("question", "str", is_required=True))
+    async with live_server(fake) as live:
+        message = await live.anthropic.messages.create(**asked(model="program:plain"))
+        with pytest.raises(anthropic.BadRequestError, match="temperature"):
+            await live.anthropic.messages.create(**asked(model="program:plain", temperature=0.5))
+    assert [run.spec.arguments for run in fake.started] == [{"question": HI[0]["content"]}]
+    assert message.content[0].text == "It."  # type: ignore[union-attr]
+
+
 async def test_tokens_are_counted() -> None:
     fake = FakeRuns(lambda run: run.finish({"tokens": [1, 2, 3]}))
     async with live_server(fake) as live:
