@@ -104,7 +104,7 @@ changelog: $(DEV) ## move the notes of changes/ into CHANGELOG.md: VERSION=0.2.0
 	$(BIN)/towncrier build --yes --version $(VERSION)
 
 clean:           ## remove .venv and the tools' caches; the model and the runner stay in the cache directory
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install it or name another: make setup PYTHON=python3.12" >&2; exit 1; }

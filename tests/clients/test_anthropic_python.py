@@ -5,6 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic
+
 from conftest import KEY, LONG, PLAIN, TOO_LONG, Server
 
 ADD: Any = {

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from conftest import KEY, Server
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from conftest import KEY, Server
 
 
 class TestChatAnthropic(ChatModelIntegrationTests):

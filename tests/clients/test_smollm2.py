@@ -1,15 +1,16 @@
-"""Clients beside `loopwright serve` with the real default model: each gets the same greedy answer, and a form is held."""
+"""Clients beside `loopwright serve` with the real default model: all get one greedy answer, and a form is held."""
 
 import litellm
 import pytest
 from anthropic import Anthropic
-from conftest import Server
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+from conftest import Server
 
 ASK = "What is the capital of France?"
 MESSAGES = [{"role": "user", "content": ASK}]
