@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from functools import partial
 
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
@@ -12,6 +13,7 @@ from loopwright.compose.logs import open_log
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
+from loopwright.server.live_run import all_finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,4 +47,11 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
         app = create_app(system.runs, host=config.server.host, kept=config.server.responses)
-        return await serve(app, config.server.host, config.server.port, ready)
+        return await serve(
+            app,
+            config.server.host,
+            config.server.port,
+            ready,
+            grace_s=config.server.grace_s,
+            others_done=partial(all_finished, system.runs),
+        )
