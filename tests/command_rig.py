@@ -139,7 +139,7 @@ def serving(folder: Path, *flags: str | Path, env: Mapping[str, str] | None = No
         "--state-dir",
         folder / "state",
         "--set",
-        "server.grace_s=0",
+        "server.grace_s=1",
         *flags,
         err=folder / "err.txt",
         env=env,
