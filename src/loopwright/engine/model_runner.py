@@ -29,16 +29,18 @@ from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row", ForwardRow, HeadRow)
+SCRATCH_BYTES = 64 << 20
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeSettings:
-    """Kernels, how each weight is kept, and on how many threads they run."""
+    """Kernels, how each weight is kept, on how many threads they run, and how much memory a slice of a step may take."""
 
     kernels: Kernels
     weight_type: Callable[[str], WeightType]
     num_threads: int
+    scratch_bytes: int = SCRATCH_BYTES
 
 
 class _Ends(Protocol):
@@ -80,7 +82,12 @@ class ModelRunner:
         if native is not None:
             self._cache = NativeKvCache(model.config, num_blocks)
             decoder = NativeDecoder(
-                model, native.kernels, self._cache, weight_type=native.weight_type, num_threads=native.num_threads
+                model,
+                native.kernels,
+                self._cache,
+                weight_type=native.weight_type,
+                num_threads=native.num_threads,
+                scratch_bytes=native.scratch_bytes,
             )
             self._model, self._forward = decoder, decoder.forward
             self.step_weight_bytes = decoder.step_weight_bytes
