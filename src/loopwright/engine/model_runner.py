@@ -17,6 +17,7 @@ from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
+from loopwright.engine.carried import Carried
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.models import find_architecture
@@ -73,7 +74,9 @@ class ModelRunner:
             num_blocks=num_blocks,
             num_slots=num_slots,
             block_bytes=BLOCK_SIZE * kv_bytes_per_token(model.config),
+            steps_ahead="possible",
         )
+        self._carried = Carried()
         self._ropes = model.ropes
         self._slots = EmbedStore(model.config, num_slots)
         self._model: _Ends
@@ -106,13 +109,16 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
+        rows = self._carried.rows(batch)
         check_step(batch, self.shape)
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
+        results = _isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+        self._carried.keep(results)
         return StepResult.of_all_rows(
             batch,
-            _isolate(batch.all_rows, lambda row: check_row(row, self.shape), self._run_rows),
+            results,
             _isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
             shifts,
         )

@@ -248,7 +248,7 @@ class StepRun {
             bf16* to = queries_ + ((size_t)token * model_.num_heads + head) * dim;
             for (int i = 0; i < dim; i += kLanes) store_bf16(to + i, load(turned + i));
         }
-        const size_t block = (size_t)(place / kBlock) * model_.num_kv_heads * kBlock * dim;
+        const size_t block = (place / kBlock) * model_.block_stride;
         const float* values = heads + model_.num_kv_heads * dim;
         for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, values += dim) {
             rotate(heads, layer.key_norm, model_.epsilon, turn, dim, 1, turned);
@@ -270,7 +270,7 @@ class StepRun {
         const int dim = model_.head_dim;
         const size_t stride = (size_t)kBlock * dim;
         HeadCache cache{layer.keys + kv_head * stride, layer.values + kv_head * stride, model_.positions,
-                        stride * model_.num_kv_heads, dim};
+                        model_.block_stride, dim};
         const float scale = (float)M_LOG2E / std::sqrt((float)dim);  // scores are logarithms to base 2
         Query queries[kTileQueries];
         Reader readers[kTileQueries];

@@ -31,7 +31,8 @@ struct Slice {
 
 class Slicer {
    public:
-    // A slice takes at most `scratch_bytes`, or what its one token takes.
+    // Of `scratch_bytes` one half is for the vectors of a slice's tokens, the other for their partial sums, which grow with
+    // the context. A single token takes what it needs.
     Slicer(const Model& model, const Step& step, size_t scratch_bytes, int num_threads)
         : model_(model),
           step_(step),
@@ -45,7 +46,7 @@ class Slicer {
         int wanted = num_slices ? (step_.num_tokens / num_slices + kTileQueries) / kTileQueries * kTileQueries : 0;
         for (int first = 0; first < step_.num_tokens; first += found.back().count) {
             int count = std::min({wanted, kSliceTokens, step_.num_tokens - first});
-            while (count > 1 && count * token_bytes(num_parts(first, count)) > scratch_bytes_)
+            while (count > 1 && count * std::max(vector_bytes(), partial_bytes(num_parts(first, count))) > scratch_bytes_ / 2)
                 count -= count > kTileQueries ? kTileQueries : 1;
             found.push_back({first, count, num_parts(first, count), {}, {}, {}});
             make_tiles(found.back());
@@ -54,17 +55,20 @@ class Slicer {
         return found;
     }
 
-    // What a token's sums and vectors take while its slice runs.
-    size_t token_bytes(int parts) const {
-        size_t heads = model_.num_heads, attended = heads * model_.head_dim, widest = std::max(model_.hidden, model_.intermediate);
-        size_t partial = heads * parts * (model_.head_dim + 2) * sizeof(float);
-        size_t vectors = ((heads + 2 * model_.num_kv_heads) * model_.head_dim + model_.hidden) * sizeof(float);
-        return partial + vectors + (attended + model_.intermediate) * sizeof(bf16) + 4 * std::max(widest, attended);
-    }
-
    private:
     int num_parts(int first, int count) const {
         return *std::max_element(step_.own_places + first, step_.own_places + first + count) / kPart + 1;
+    }
+
+    // Of one token, as StepRun lays them out.
+    size_t vector_bytes() const {
+        const size_t attended = (size_t)model_.num_heads * model_.head_dim, width = attended / shared_ * (shared_ + 2);
+        const size_t widest = std::max({(size_t)model_.hidden, (size_t)model_.intermediate, attended});
+        return (width + model_.hidden) * sizeof(float) + (attended + model_.intermediate + 2 * widest) * sizeof(bf16);
+    }
+
+    size_t partial_bytes(int parts) const {
+        return (size_t)model_.num_heads * parts * (model_.head_dim + 2) * sizeof(float);
     }
 
     void make_tiles(Slice& slice) const {

@@ -22,7 +22,8 @@ struct Model {
     float epsilon;
     float query_scale;  // on queries, beside head_dim ** -0.5 on scores
     const Layer* layers;
-    int32_t* positions;  // of the cache's places
+    int32_t* positions;   // of the cache's places
+    size_t block_stride;  // elements from one block of a layer to the next
 };
 
 // The tokens of a step. Row r has blocks[block_starts[r]] …; token t belongs to row rows[t].
