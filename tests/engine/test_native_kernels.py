@@ -171,7 +171,9 @@ FORKS = [(96, 5, 2), (80, 1, 5), (512, 3, 3), (528, 17, 9), (1100, 2, 4)]
 
 @pytest.mark.parametrize("heads", [(3, 1), (4, 4), (14, 1)], ids=lambda heads: f"{heads[0]} heads of {heads[1]}")
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_forks_that_read_a_prefix_together_have_the_bits_of_each_alone(heads: tuple[int, int], num_threads: int) -> None:
+def test_forks_that_read_a_prefix_together_have_the_bits_of_each_alone(
+    heads: tuple[int, int], num_threads: int
+) -> None:
     """Beside strangers, forks of forks, and one of several tokens; in an order that mixes them."""
     model = byte_model(seed=5, num_heads=heads[0], num_kv_heads=heads[1], head_dim=32, num_layers=2)
     rig = Rig(model, num_blocks=640, native=best(num_threads))

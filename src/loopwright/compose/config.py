@@ -45,7 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
     ] = "auto"
     scratch_mb: Annotated[
-        Count, Meta(description="memory of the native kernels for a step, beside weights and KV; long contexts want more")
+        Count,
+        Meta(description="memory of the native kernels for a step, beside weights and KV; long contexts want more"),
     ] = 64
 
 

@@ -37,8 +37,8 @@ class TorchExecutor:
         instructions: InstructionSet | None = None,
         scratch_bytes: int = SCRATCH_BYTES,
     ) -> None:
-        """`num_threads` is how many cores one operation uses; None leaves torch's choice. `scratch_bytes` bounds what the
-        native kernels take for a step. Raises Unavailable for a dtype that cannot be had."""
+        """`num_threads` is how many cores one operation uses; None leaves torch's choice. `scratch_bytes` bounds what
+        the native kernels take for a step. Raises Unavailable for a dtype that cannot be had."""
         choice = choose(dtype, model.config, instructions)
         native = None
         if choice.kernels is not None:

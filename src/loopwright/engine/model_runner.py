@@ -36,7 +36,7 @@ _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text as
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeSettings:
-    """Kernels, how each weight is kept, on how many threads they run, and how much memory a slice of a step may take."""
+    """Kernels, how each weight is kept, on how many threads they run, and how much memory a step's slices may take."""
 
     kernels: Kernels
     weight_type: Callable[[str], WeightType]

@@ -9,7 +9,6 @@
 namespace loopwright {
 
 constexpr int kSliceTokens = 264;    // their inputs stay in a core's second-level cache; whole tiles of twelve
-constexpr int kMinSharedBlocks = 4;  // of a part, below which rows that share them read each for itself
 
 // Tokens of one row that follow one another, whose query heads of one KV head fit in a tile of queries.
 struct Tile {
@@ -105,7 +104,7 @@ class Slicer {
             const Tile& one = slice.tiles[slice.order[next]];
             num_queries += one.count * shared_;
             int common = num_queries > kTileQueries ? 0 : num_common(begin, found.common, one, part);
-            if (common < kMinSharedBlocks) break;
+            if (common == 0) break;
             found.common = first_block(part) + common;
             found.num_tiles++;
         }
