@@ -37,7 +37,8 @@ AFTER = """## Answers
 - Log-probabilities cover the tokens whose text is in the answer; `token_ids` cover everything that was sampled. A
   token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
 - A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer
-  and larger ones; one that reads nothing for 30 seconds is cut off, and its run ends.
+  and larger ones; one that reads nothing for `server.stall_s`, 30 seconds, is cut off, and its run
+  ends.
 
 ## Tools
 

@@ -73,8 +73,13 @@ def refusal(**fields: Any) -> BadRequest:
         ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0]",
         ),
+        (
+            {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}]},
+            "messages[1].content[1]",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "video", "x": 1}]}]}, "messages[0].content[0].type"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),

@@ -45,4 +45,5 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
         app = create_app(system.runs, host=config.server.host)
-        return await serve(app, config.server.host, config.server.port, ready)
+        server = config.server
+        return await serve(app, server.host, server.port, ready, stall_s=server.stall_s)

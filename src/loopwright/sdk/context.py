@@ -262,12 +262,13 @@ class Context:
                 scores += await self._score(ids[first : first + MAX_FORKS_SCORED])
             return scores
 
-    async def append_scored(self, tokens: Sequence[int], k: int = 1) -> list[Distribution]:
+    async def append_scored(self, tokens: Sequence[int], k: int = 1, *, ranks: bool = False) -> list[Distribution]:
         """Adds token ids, and says for each which distribution it was found in: the k most probable of its place, and
-        the token itself. The context must not be empty. Nothing of what it runs comes out of a cache."""
+        the token itself, if asked with their ranks. The context must not be empty. Nothing of what it runs comes out of
+        a cache."""
         with self._turnstile:
             await self._prepare(opens_turn=False)
-            return [Distribution(one) for one in await self._kv.score(list(tokens), k)]
+            return [Distribution(one) for one in await self._kv.score(list(tokens), k, ranks=ranks)]
 
     async def verify(
         self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]

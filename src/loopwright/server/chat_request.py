@@ -5,7 +5,7 @@ Every parameter that OpenAI documents is honoured, inert, or refused by name; nu
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -28,16 +28,33 @@ Message = dict[str, Any]
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A part of a message's content. There is no other kind: images, audio and files are refused by their type."""
+    """A part of a message's content."""
 
     text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """Refused, whatever else it says, as the next two are."""
+
+    kind: ClassVar[str] = "images"
+
+
+class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    kind: ClassVar[str] = "audio"
+
+
+class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
+    kind: ClassVar[str] = "files"
+
+
+Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message as sent. The last four are what OpenAI's own answers carry, as null or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: Any = None
     tool_call_id: str | None = None
     tool_calls: list[CallBody] | None = None
@@ -93,6 +110,8 @@ class ChatRequest:
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
+    for place, message in enumerate(body.messages):
+        _check_parts(message, f"messages[{place}]")
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs: only allowed when logprobs is true", field="top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -178,7 +197,21 @@ def _role(message: MessageBody) -> str:
 
 def _content(message: MessageBody) -> str | None:
     content = message.content
-    return "".join(part.text for part in content) if isinstance(content, list) else content
+    if isinstance(content, list):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return content
+
+
+def _check_parts(message: MessageBody, place: str) -> None:
+    """Raises BadRequest for what is no text."""
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if not isinstance(part, TextPart):
+            field = f"{place}.content[{number}]"
+            raise BadRequest(
+                f"{field}: {part.kind} cannot be read: every model of this server takes text alone",
+                hint="send parts of the type text, or the content as a string",
+                field=field,
+            )
 
 
 def _read_max_tokens(body: ChatBody) -> int | None:

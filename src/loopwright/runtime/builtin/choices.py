@@ -131,7 +131,7 @@ async def prompt_of_ids(number: int, ids: Sequence[int], options: Options, text:
         found: list[Distribution] = []
     else:
         ctx.append(ids[:1])
-        found = await ctx.append_scored(ids[1:], max(1, options.prompt_logprobs))
+        found = await ctx.append_scored(ids[1:], max(1, options.prompt_logprobs), ranks=True)
     if options.shows_prompt or options.prompt_logprobs is not None:
         shown = (await resources.detokenize(ids))["text"] if text is None else text
         logprobs = None if options.prompt_logprobs is None else await _logprobs(ids, found, options.prompt_logprobs)
@@ -223,6 +223,6 @@ async def _logprobs(ids: Sequence[int], found: Sequence[Distribution], num_top: 
     pieces = {piece["token"]: piece for piece in (await resources.detokenize(wanted, each=True))["pieces"]}
     rows = [{**pieces[ids[0]], "logprob": None}]
     for token, one, top in zip(ids[1:], found, tops, strict=True):
-        listed = [{**pieces[other], "logprob": logprob} for other, logprob in top]
-        rows.append({**pieces[token], "logprob": one.listed(token), "top": listed})
+        listed = [{**pieces[other], "logprob": logprob, "rank": one.rank(other)} for other, logprob in top]
+        rows.append({**pieces[token], "logprob": one.listed(token), "rank": one.rank(token), "top": listed})
     return rows
