@@ -68,6 +68,8 @@ CHAT: dict[str, Any] = {
     "prompt_cache_options": {"ttl": "1h"},
     "prompt_cache_retention": "24h",
     "reasoning_effort": "high",
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": True},
     "verbosity": "low",
     "web_search_options": {},
 }

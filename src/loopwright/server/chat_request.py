@@ -79,6 +79,9 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    enable_thinking: bool | None = None  # from here on extensions
+    chat_template_kwargs: dict[str, Any] | None = None
 
     metadata: dict[str, str] | None = None  # from here on inert: they change no answer
     prompt_cache_key: str | None = None
@@ -94,7 +97,6 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -128,6 +130,8 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
         more["reasoning"] = list(model.reasoning)
     if request.tools is not None:
         more["tools"] = request.tools.options()
+    if template := read_template_options(request.body, model):
+        more["template"] = template
     spec = model_spec("chat", {"messages": read_messages(request.body.messages)}, request.generation, model)
     spec.arguments["options"] = {**spec.arguments["options"], **more}
     return spec
@@ -135,9 +139,35 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
 
 def prompt_arguments(spec: RunSpec) -> dict[str, Any]:
     """What the prompt of a chat's run is made of, as the program `tokenize` takes it."""
+    template = spec.arguments["options"].get("template", {})
     tools = spec.arguments["options"].get("tools", {}).get("tools", ())
     specs = [{name: value for name, value in one.items() if name != "strict"} for one in tools]
-    return {"messages": spec.arguments["messages"], "tools": specs}
+    return {"messages": spec.arguments["messages"], "tools": specs, "template": template}
+
+
+def read_template_options(body: ChatBody, model: ModelInfo) -> dict[str, Any]:
+    """What the model's chat template is to read. Raises BadRequest for what it does not, naming the field."""
+    asked: dict[str, tuple[str, Any]] = {}  # by the template's name: the field, and its value
+    for name, value in (body.chat_template_kwargs or {}).items():
+        asked[name] = (f"chat_template_kwargs.{name[:100]}", value)
+    effort = body.reasoning_effort
+    for field, value in (("enable_thinking", body.enable_thinking), ("reasoning_effort", effort)):
+        name = field
+        if effort == "none" and field not in model.template_options and "enable_thinking" in model.template_options:
+            name, value = "enable_thinking", False  # a template that knows whether to think, and not how hard
+        if value is not None:
+            if name in asked and asked[name][1] != value:
+                raise BadRequest(f"{field}: {asked[name][0]} says otherwise", hint="send one of the two", field=field)
+            asked[name] = (field, value)
+    for name, (field, _) in asked.items():
+        if name not in model.template_options:
+            known = ", ".join(model.template_options) or "nothing beside messages and tools"
+            raise BadRequest(
+                f"{field}: not supported by the chat template of {model.name}, which reads {known}",
+                hint=f"leave {field} out",
+                field=field,
+            )
+    return {name: value for name, (_, value) in asked.items()}
 
 
 def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:
