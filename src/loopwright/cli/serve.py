@@ -44,6 +44,6 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
-        app = create_app(system.runs, host=config.server.host)
         server = config.server
+        app = create_app(system.runs, host=server.host, kept=server.responses)
         return await serve(app, server.host, server.port, ready, stall_s=server.stall_s)

@@ -15,6 +15,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
+from loopwright.server.response_store import ResponsesConfig
 
 Backend = Literal["auto", "fiber", "reentrant"]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -81,6 +82,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(gt=0, le=3600, description="a client that reads nothing of its answer for so long is cut off, in seconds"),
     ] = 30.0
+    responses: Annotated[ResponsesConfig, Meta(description="what is kept of /v1/responses:")] = ResponsesConfig()
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

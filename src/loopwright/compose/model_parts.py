@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from loopwright.compose.config import EngineConfig, num_cores
+from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
@@ -70,6 +71,7 @@ async def open_model(
         on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
     )
+    give_back_memory()
     try:
         yield ModelParts(
             text=model_text(_info(files, executor, tokenizer, config), tokenizer),

@@ -50,7 +50,7 @@ class Observer:
         now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
         if not self._is_on:
             return
-        num_usual = num_single = len(step.decoding.run_ids)  # as they ran: some have left since
+        num_usual = num_single = len(step.decoded.run_ids)
         num_long = num_prompt = 0
         if step.rows:
             num_short = step.num_short

@@ -17,7 +17,7 @@ from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
 from loopwright.server.outcomes import CallTold, Choice, Outcome, Part, PromptShown, Usage
 from loopwright.server.pieces import AnswerReader, Words
-from loopwright.server.sse import sse_data
+from loopwright.server.sse import error_event, sse_data
 
 DONE = sse_data(b"[DONE]")
 
@@ -30,7 +30,6 @@ class Answer:
     model: str
     created_s: int
     fingerprint: str
-    form: Form
     renamed: Callable[[LoopwrightError], LoopwrightError]  # an error of the run, by the names of the request's fields
     is_of_program: bool  # its result is the message when it emitted none; a built-in program's own result never is
     tool_format: str = ""  # how the model writes calls of tools, if it was given any
@@ -42,9 +41,9 @@ class Answer:
         """Of the choice that the text belongs to; a program has but one."""
         return 0 if self.is_of_program else getattr(event, "index", 0)
 
-    def body(self, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
+    def body(self, form: Form, kind: str, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
         return {
-            "id": f"{self.form.id_prefix}-{self.run_id}",
+            "id": f"{form.id_prefix}-{self.run_id}",
             "object": kind,
             "created": self.created_s,
             "model": self.model,
@@ -54,9 +53,9 @@ class Answer:
         }
 
 
-def whole_answer(answer: Answer, events: Iterable[Event]) -> dict[str, Any]:
+def whole_answer(answer: Answer, form: Form, events: Iterable[Event]) -> dict[str, Any]:
     """The whole answer, from all events. Raises the error that ended the run, if one did."""
-    form, parts, prompts = answer.form, defaultdict[int, Part](Part), dict[int, PromptShown]()
+    parts, prompts = defaultdict[int, Part](Part), dict[int, PromptShown]()
     reader, outcome, finished = answer.reader(), Outcome(), None
     for event in events:
         match event:
@@ -81,7 +80,7 @@ def whole_answer(answer: Answer, events: Iterable[Event]) -> dict[str, Any]:
         part = parts[one.candidate]
         part.pieces += reader.finish(one.candidate)
         choices.append(form.choice(place, part, ended(one, reader), prompts.get(place // num_ways)))
-    return answer.body(form.whole, choices, usage=outcome.usage, **form.extras(prompts.get(0)))
+    return answer.body(form, form.whole, choices, usage=outcome.usage, **form.extras(prompts.get(0)))
 
 
 class ChunkStream:
@@ -89,9 +88,9 @@ class ChunkStream:
 
     Of plain text, all of a chunk but the text is the same, and is encoded once."""
 
-    def __init__(self, answer: Answer, *, includes_usage: bool, num_ways: int = 1) -> None:
+    def __init__(self, answer: Answer, form: Form, *, includes_usage: bool, num_ways: int = 1) -> None:
         self._answer = answer
-        self._form = answer.form
+        self._form = form
         self._includes_usage = includes_usage
         self._num_ways = num_ways  # choices of each prompt
         self._begun: set[int] = set()
@@ -135,6 +134,10 @@ class ChunkStream:
             chunks.append(self._encode([], usage=outcome.usage))
         return b"".join([*chunks, DONE])
 
+    def failed(self, error: LoopwrightError) -> bytes:
+        """What an error is that ends the stream after its first chunk."""
+        return error_event(error)
+
     def _text(self, text: str) -> bytes:
         """A chunk of plain text."""
         self._is_empty = self._is_empty and not text
@@ -171,7 +174,7 @@ class ChunkStream:
         return self._encode([delta], **self._form.extras(shown))
 
     def _encode(self, choices: Sequence[dict[str, Any]], **more: object) -> bytes:
-        return sse_data(encode_json(self._answer.body(self._form.chunk, choices, **more)))
+        return sse_data(encode_json(self._answer.body(self._form, self._form.chunk, choices, **more)))
 
 
 _MARK = "\x00"  # stands for the text of a chunk; JSON writes it as an escape that nothing else in a chunk has
