@@ -28,7 +28,6 @@ MODEL = ModelInfo(
     has_chat_template=True,
     quantization="none",
     weights_sha256="0" * 64,
-    template_options=("enable_thinking", "reasoning_effort"),
 )
 
 
