@@ -115,6 +115,8 @@ def malformed(rng: random.Random) -> tuple[str, dict[str, Any]]:
             "tools": [{"type": "function", "function": {"name": "f"}}],
             "tool_choice": {"type": "function", "function": {"name": f"g{number}"}},
         },
+        {"tools": [{"type": "custom", "custom": {"name": f"f{number}"}}]},
+        {"tool_choice": {"type": "function", "function": {"name": f"f{number}"}}},
         {"logit_bias": {"x": number}},
         {"unknown": number},
         {"guided_regex": f"foo**{number}"},

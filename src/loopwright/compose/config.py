@@ -82,6 +82,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(gt=0, le=3600, description="a client that reads nothing of its answer for so long is cut off, in seconds"),
     ] = 30.0
+    keys: Annotated[
+        dict[str, str],
+        Meta(
+            description="tenants with their keys; ${NAME} is a variable of the environment. None: everybody is served",
+            extra={"secret": True},
+        ),
+    ] = msgspec.field(default_factory=dict)
     responses: Annotated[ResponsesConfig, Meta(description="what is kept of /v1/responses:")] = ResponsesConfig()
 
 
