@@ -17,6 +17,7 @@ from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.model_runner import ModelRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -50,9 +51,14 @@ class Rig:
         num_slots: int = 64,
         seed: int = 0,
         native: NativeSettings | None = None,
+        make_runner: Callable[[LoadedModel, int, int], ModelRunner] | None = None,
     ) -> None:
+        """`make_runner` takes the model and the numbers of blocks and slots."""
         self.vocab_size = model.config.vocab_size
-        self.runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, native=native)
+        if make_runner is not None:
+            self.runner = make_runner(model, num_blocks, num_slots)
+        else:
+            self.runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, native=native)
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
 

@@ -3,7 +3,11 @@
 Called by the sampler and by traced samplers, so that both draw alike.
 """
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK_64 = (1 << 64) - 1
@@ -28,7 +32,31 @@ def draw(weights: Tensor, number: float) -> int:
     return int(torch.searchsorted(cumulative, total))  # number · total rounded up to total: the last that has weight
 
 
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """`uniform` of each seed and position."""
+    with np.errstate(over="ignore"):
+        steps = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        states = _mix_all(_mix_all(seeds) + steps)
+    return (states >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def draw_each(weights: Tensor, numbers: Tensor) -> Tensor:
+    """`draw` for each row of weights [num_rows, num_ids]: int64 [num_rows]. A row without weight gives any index."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:]
+    targets = numbers[:, None] * total
+    found = torch.searchsorted(cumulative, targets, right=True)
+    last = torch.searchsorted(cumulative, total.contiguous())
+    return torch.where(found < weights.shape[1], found, last)[:, 0].clamp(max=weights.shape[1] - 1)
+
+
 def _mix(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return state ^ (state >> 31)
+
+
+def _mix_all(states: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return states ^ (states >> np.uint64(31))

@@ -1,0 +1,151 @@
+"""Attention over paged KV on one device: the protocol, and "sdpa", its reference, which runs anywhere.
+
+Never writes KV and never rotates. A step of rows is planned once and asked in each layer; rows of one token are asked
+straight from the tables on the device, which a graph can hold.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from loopwright.engine.attention import AttentionRow, visible_places
+from loopwright.engine.cuda.attention_plan import Numbers
+from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.kv_cache import BLOCK_SIZE
+
+
+class PlannedRows(Protocol):
+    """One step's rows."""
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads · head_dim]. The rows' own keys and values
+        are in the cache by then."""
+        ...
+
+
+class PagedAttention(Protocol):
+    """A way to compute attention. All match "sdpa"."""
+
+    name: str
+    can_be_captured: bool  # `decode` is the same launches whatever the lengths
+
+    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> PlannedRows:
+        """`positions` [num_tokens] are those of all rows' new tokens; the cache has them already."""
+        ...
+
+    def prepare(self, table: Numbers, lens: Numbers) -> None:
+        """What a decode step has to know on the host before it is launched or captured: table [num_rows, max_blocks],
+        lens [num_rows] with the new token."""
+        ...
+
+    def decode(self, layer: int, query: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        """Rows of one token: query [num_rows, num_heads, head_dim], table [num_rows, max_blocks], lens [num_rows] with
+        the new token → [num_rows, num_heads · head_dim]. Not for layers with a window."""
+        ...
+
+
+class SdpaAttention:
+    """Implements PagedAttention with torch's own, row by row: slow, and simple enough to trust."""
+
+    name = "sdpa"
+    can_be_captured = False
+
+    def __init__(self, cache: DeviceKvCache) -> None:
+        self._cache = cache
+
+    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> "SdpaRows":
+        return SdpaRows(self._cache, rows, positions)
+
+    def prepare(self, table: Numbers, lens: Numbers) -> None:
+        """Nothing: the lengths are read when they are needed."""
+
+    def decode(self, layer: int, query: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
+        num_rows, num_heads, head_dim = query.shape
+        kv = self._cache.layers[layer]
+        gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
+        key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
+        is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
+        # What lies behind the end may be anything, and 0 · NaN is NaN.
+        key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
+        grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
+        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
+        return attended.reshape(num_rows, num_heads * head_dim)
+
+
+class SdpaRows:
+    """Implements PlannedRows."""
+
+    def __init__(self, cache: DeviceKvCache, rows: Sequence[AttentionRow], positions: Tensor) -> None:
+        self._cache = cache
+        self._rows = [(row.num_tokens, used_places(row, cache.device)) for row in rows]
+        windows = set(cache.windows)
+        self._seen: dict[int | None, list[Tensor]] = {
+            window: [one.to(cache.device) for one in visible(rows, cache.positions, positions, window)]
+            for window in windows
+        }
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        kv = self._cache.layers[layer]
+        outputs = []
+        start = 0
+        for (num_tokens, places), is_seen in zip(self._rows, self._seen[self._cache.windows[layer]], strict=True):
+            block, offset = places // BLOCK_SIZE, places % BLOCK_SIZE
+            key, value = (kv[block, one, offset].transpose(0, 1) for one in (0, 1))
+            num_shared = query.shape[1] // len(key)
+            attended = scaled_dot_product_attention(
+                query[start : start + num_tokens].transpose(0, 1),
+                key.repeat_interleave(num_shared, 0),
+                value.repeat_interleave(num_shared, 0),
+                attn_mask=is_seen,
+            )
+            # A token that sees nothing gets zeros.
+            attended = attended.masked_fill(~is_seen.any(-1, keepdim=True), 0.0)
+            outputs.append(attended.transpose(0, 1).flatten(1))
+            start += num_tokens
+        return torch.cat(outputs)
+
+
+def used_places(row: AttentionRow, device: torch.device) -> Tensor:
+    """Where the row's KV is, with its new tokens': [kv_len + num_tokens]."""
+    num_places = row.kv_len + row.num_tokens
+    blocks = np.asarray(row.block_ids[: -(-num_places // BLOCK_SIZE)], np.int64)
+    places = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:num_places]
+    return torch.from_numpy(places).to(device)
+
+
+def new_places(rows: Sequence[AttentionRow]) -> NDArray[np.int64]:
+    """Where the KV of all new tokens goes: [num_tokens]."""
+    found = []
+    for row in rows:
+        index = np.arange(row.kv_len, row.kv_len + row.num_tokens)
+        first = row.kv_len // BLOCK_SIZE
+        blocks = np.asarray(row.block_ids[first : index[-1] // BLOCK_SIZE + 1], np.int64)
+        found.append(blocks[index // BLOCK_SIZE - first] * BLOCK_SIZE + index % BLOCK_SIZE)
+    return np.concatenate(found)
+
+
+def visible(rows: Sequence[AttentionRow], all_positions: Tensor, positions: Tensor, window: int | None) -> list[Tensor]:
+    """What each row's tokens see, as booleans [num_tokens, kv_len + num_tokens]: its mask, or all that comes before,
+    and in a layer with a window only keys whose position is less than that before the token's."""
+    found = []
+    start = 0
+    for row in rows:
+        num_places = row.kv_len + row.num_tokens
+        own = np.arange(row.kv_len, num_places)
+        if row.mask is None:
+            seen = np.arange(num_places) <= own[:, None]
+        else:
+            seen = np.stack([visible_places(runs, num_places) for runs in row.mask])
+        is_seen = torch.from_numpy(seen).to(positions.device)
+        if window is not None:
+            keys = all_positions[used_places(row, positions.device)]
+            is_seen &= positions[start : start + row.num_tokens, None] - keys < window
+        found.append(is_seen)
+        start += row.num_tokens
+    return found
