@@ -26,9 +26,11 @@ from loopwright.core.batch import (
     StepResult,
 )
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
+from loopwright.core.errors import InternalError
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
 from loopwright.core.samplers import StateValue
+from loopwright.engine.carried import Carried
 
 if TYPE_CHECKING:
     from loopwright.core.errors import ErrorInfo
@@ -86,7 +88,8 @@ class FakeExecutor:
     def __init__(
         self, *, num_blocks: int = 64, block_size: int = 4, num_slots: int = 64, max_context: int = 1000
     ) -> None:
-        self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots)
+        self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots, steps_ahead="possible")
+        self._carried = Carried()
         self.batches: list[Batch] = []
         self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail
         self.fail_shift: ErrorInfo | None = None
@@ -118,6 +121,7 @@ class FakeExecutor:
 
     def run(self, batch: Batch) -> StepResult:
         """What comes of a batch."""
+        rows = self._carried.rows(batch)
         if self.fault is not None:
             fault, self.fault = self.fault, None
             raise fault
@@ -130,9 +134,11 @@ class FakeExecutor:
         for embed in batch.embeds:
             for slot, token, position in zip(embed.slots, embed.token_ids, embed.positions, strict=True):
                 self._slots[slot] = (token, position)
+        results = [self._row(row) for row in rows]
+        self._carried.keep(results)
         return StepResult.of_all_rows(
             batch,
-            [self._row(row) for row in batch.all_rows],
+            results,
             [self._head(head) for head in batch.heads],
             [RowResult(error=self.fail_shift) for _ in batch.shifts],
         )
@@ -154,6 +160,8 @@ class FakeExecutor:
             self._kv[key] = shifted(self._kv[key], shift.delta)
 
     def _row(self, row: ForwardRow) -> RowResult:
+        if min(row.token_ids, default=0) < 0:
+            return RowResult(error=InternalError("the row's source has no token").info())
         slots = [self._slots[slot] for slot in row.input_slots]
         inputs = slots or list(zip(row.token_ids, row.positions, strict=True))
         hiddens = [self._forward(row, number, *one) for number, one in enumerate(inputs)]

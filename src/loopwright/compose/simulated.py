@@ -16,7 +16,9 @@ from loopwright.core.model_info import ModelInfo
 from loopwright.core.step_costs import StepCosts
 from loopwright.engine.simulated import SimulatedExecutor
 
-SHAPE = EngineShape(vocab_size=32_000, max_context=8192, block_size=16, num_blocks=1 << 16, num_slots=1 << 16)
+SHAPE = EngineShape(
+    vocab_size=32_000, max_context=8192, block_size=16, num_blocks=1 << 16, num_slots=1 << 16, steps_ahead="possible"
+)
 _INFO = ModelInfo(
     name="simulated", architecture="none", traits=("allocate", "forward", "input_text", "output_text"),
     vocab_size=SHAPE.vocab_size, max_context=SHAPE.max_context, page_size=SHAPE.block_size, num_pages=SHAPE.num_blocks,

@@ -67,6 +67,7 @@ class ForwardRow(msgspec.Struct, frozen=True):
     are_drafts_forced: bool = False  # each draft is the only token allowed in its place
     allowed_bits: bytes | None = None  # what may be chosen after the last token: bit i % 8 of byte i // 8 is token i
     sampler: SamplerRun | None = None  # chooses the token after the last one; never beside drafts
+    source: int = -1  # if not: the one token is what this row of the batch before samples; see `Batch`
 
     @property
     def num_tokens(self) -> int:
@@ -77,15 +78,18 @@ class DecodeRows(msgspec.Struct, frozen=True):
     """Rows of one token each that only sample the next one, as columns: entry i of each is of row i.
 
     From one step to the next, the same rows have the same columns, the very same lists, but for what was sampled:
-    `num_steps` more tokens stand in the KV of each than when its column entries were made."""
+    `num_steps` more tokens stand in the KV of each than when its column entries were made. With `sources`, tokens are
+    named by who samples them: see `Batch`."""
 
     block_ids: Sequence[Sequence[BlockId]]
     kv_lens: Sequence[int]  # when num_steps is 0, and less by what num_steps was when the row came
     positions: Sequence[int]  # likewise, of the input
     samplings: Sequence[Sampling]
-    generated: Sequence[Sequence[int]]  # what penalties count beside the lists of `samplings`
-    token_ids: Sequence[int]
+    generated: Sequence[Sequence[int]]  # what penalties count beside the lists of `samplings`; the last is the input
+    token_ids: Sequence[int]  # of a row with a source, 0
     num_steps: int = 0
+    num_generated: Sequence[int] = ()  # the length of `generated` without a source's token; as kv_lens counts
+    sources: Sequence[int] = ()  # -1: in `token_ids`; a range from 0 on if each row is that of the step before
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -94,13 +98,18 @@ class DecodeRows(msgspec.Struct, frozen=True):
         """The same, row by row."""
         num = self.num_steps
         columns = (self.block_ids, self.kv_lens, self.positions, self.token_ids, self.samplings, self.generated)
-        return [
+        rows = [
             ForwardRow(
                 block_ids, kv_len + num, (position + num,), (token_id,), (), None, (), (), sampling,
                 position + num + 1, 0, generated,
             )
             for block_ids, kv_len, position, token_id, sampling, generated in zip(*columns, strict=True)
         ]  # fmt: skip
+        for place, source in enumerate(self.sources):
+            if source >= 0:  # control may add the source's token while this step waits
+                known = self.generated[place] and self.generated[place][: self.num_generated[place] + num]
+                rows[place] = msgspec.structs.replace(rows[place], source=source, generated=known)
+        return rows
 
 
 NO_DECODES = DecodeRows((), (), (), (), (), ())
@@ -116,7 +125,15 @@ class HeadRow(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one step runs."""
+    """What one step runs.
+
+    To an executor whose shape says that steps may be *ahead*, a batch may come while the one before it runs, or waits.
+    Then a row that goes on with what that one samples has a *source*: the place of a row among `all_rows` of the batch
+    before. What the source samples is the row's one token, whose id stands nowhere. It counts among `generated`, which
+    ends before it, and the source's `sampler_state` is that of the row's sampler. If the source fails, or its whole
+    batch, the row fails too, and its neighbours do not notice. Control may have heard by then that a text was over with
+    its source's token: it leaves such a row's result alone, and gives what the row wrote to others in later batches
+    only. The lists that a row refers to may grow while it waits, and do not change otherwise."""
 
     copies: Sequence[BlockCopy] = ()
     shifts: Sequence[KvShift] = ()

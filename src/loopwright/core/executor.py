@@ -5,14 +5,18 @@ Implemented by the engine, by its scripted double and by fakes in tests.
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from loopwright.core.batch import Batch, StepResult
+
+StepsAhead: TypeAlias = Literal["never", "possible", "usual"]
+"""Whether batches may be *ahead*: submitted while the one before runs, with rows whose tokens that one has yet to
+sample (`core.batch.Batch` says how). If it is *possible*, control does so only when its configuration asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """The sizes control plans with."""
+    """What control plans with."""
 
     vocab_size: int
     max_context: int  # positions the model was made for
@@ -20,6 +24,7 @@ class EngineShape:
     num_blocks: int
     num_slots: int  # embed slots
     block_bytes: int = 0  # KV of a block, in all layers; 0: no memory of its own
+    steps_ahead: StepsAhead = "never"
 
 
 class Executor(Protocol):
@@ -29,7 +34,8 @@ class Executor(Protocol):
     def shape(self) -> EngineShape: ...
 
     def submit(self, batch: Batch) -> Future[StepResult]:
-        """Starts the batch and returns at once. The future fails only for a fault of the whole step."""
+        """Starts the batch, or has it wait for those before it, and returns at once. Futures end in the order of their
+        batches. One fails only for a fault of the whole step."""
         ...
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
+from loopwright.engine.carried import Carried
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
 from loopwright.engine.loaded_model import LoadedModel, Rope
 from loopwright.engine.models import find_architecture
@@ -38,7 +39,7 @@ from loopwright.engine.row_checks import check_head, check_row, check_shift, che
 from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
-_Row = TypeVar("_Row", ForwardRow, HeadRow)
+_Row = TypeVar("_Row")
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
 
@@ -104,8 +105,10 @@ class ModelRunner:
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             num_slots=num_slots,
-            block_bytes=BLOCK_SIZE * kv_bytes_per_token(model.config),
+            block_bytes=BLOCK_SIZE * (kv_bytes_per_token(model.config) if device is None else device.cache.token_bytes),
+            steps_ahead="possible" if device is None else "usual",
         )
+        self._carried = Carried()
         self._device = torch.device("cpu") if device is None else device.device
         self._ropes = model.ropes if device is None else device.ropes
         self._slots = EmbedStore(model.config, num_slots, self._device)
@@ -135,13 +138,16 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
+        rows = self._carried.rows(batch)
         check_step(batch, self.shape)
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
+        results = isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+        self._carried.keep(results)
         return StepResult.of_all_rows(
             batch,
-            isolate(batch.all_rows, lambda row: check_row(row, self.shape), self._run_rows),
+            results,
             isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
             shifts,
         )

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from loopwright.core.batch import Batch, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
-from loopwright.core.executor import EngineShape
+from loopwright.core.executor import EngineShape, StepsAhead
 from loopwright.core.results import Distribution
 from loopwright.core.samplers import SamplerRun
+from loopwright.engine.carried import Carried
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.scripted_samplers import run_sampler
 from loopwright.engine.step_thread import StepThread
@@ -78,10 +79,12 @@ class ScriptedExecutor:
         num_slots: int = 256,
         max_context: int = 4096,
         block_size: int = 16,
+        steps_ahead: StepsAhead = "possible",
     ) -> None:
         self.batches: list[Batch] = []  # every batch submitted, in order
         self._next_token = next_token or hashed_token()
-        self._shape = EngineShape(vocab_size, max_context, block_size, num_blocks, num_slots)
+        self._shape = EngineShape(vocab_size, max_context, block_size, num_blocks, num_slots, steps_ahead=steps_ahead)
+        self._carried = Carried()
         self._tokens: list[int | None] = [None] * (num_blocks * block_size)  # by place; None was never written
         self._slots: dict[int, _State] = {}
         self._may_run = threading.Event()
@@ -121,14 +124,17 @@ class ScriptedExecutor:
 
     def _run(self, batch: Batch) -> StepResult:
         self._may_run.wait()
+        rows = self._carried.rows(batch)
         check_step(batch, self._shape)
         self._copy(batch)
         for embed in batch.embeds:
             for token_id, position, slot in zip(embed.token_ids, embed.positions, embed.slots, strict=True):
                 self._slots[slot] = _State((token_id,), position)
+        results = tuple(_guarded(self._run_row, row) for row in rows)
+        self._carried.keep(results)
         return StepResult.of_all_rows(
             batch,
-            tuple(_guarded(self._run_row, row) for row in batch.all_rows),
+            results,
             tuple(_guarded(self._run_head, head) for head in batch.heads),
             tuple(RowResult() for _ in batch.shifts),  # a history knows no positions
         )

@@ -16,18 +16,18 @@ class DecodeBuffers:
     """State of up to `max_rows` rows of one token each, all int32, on the device.
 
     A row that is not in use has `advance` 0, KV length 0, and the scratch block at the front of its table: it computes,
-    and nobody looks at it."""
+    and nobody looks at it. One that failed, with logits that are not finite, fails in the steps after that too."""
 
     table: Tensor  # [max_rows, max_blocks] block ids
-    inputs: Tensor  # [4, max_rows]: ids, positions, KV lengths before the step, and by how much these grow with a step
+    inputs: Tensor  # [5, max_rows]: ids, positions, KV lengths before the step, by how much these grow, 1 if it failed
     lens: Tensor  # [max_rows] KV lengths with the step's own token; written at the beginning of a step
-    outputs: Tensor  # [3, max_rows]: sampled ids, log-probabilities (bits of float32), 0 where all logits are finite
+    outputs: Tensor  # [3, max_rows]: sampled ids, log-probabilities (bits of float32), 1 if the row failed
 
     @classmethod
     def make(cls, max_rows: int, max_blocks: int, scratch_block: int, device: torch.device) -> "DecodeBuffers":
         return cls(
             torch.full((max_rows, max_blocks), scratch_block, dtype=torch.int32, device=device),
-            torch.zeros((4, max_rows), dtype=torch.int32, device=device),
+            torch.zeros((5, max_rows), dtype=torch.int32, device=device),
             torch.ones(max_rows, dtype=torch.int32, device=device),
             torch.zeros((3, max_rows), dtype=torch.int32, device=device),
         )
@@ -47,6 +47,10 @@ class DecodeBuffers:
     @property
     def advance(self) -> Tensor:
         return self.inputs[3]
+
+    @property
+    def failed(self) -> Tensor:
+        return self.inputs[4]
 
 
 def places_of(table: Tensor, kv_lens: Tensor) -> Tensor:

@@ -208,12 +208,14 @@ def _end_greedy(best, found, outputs, inputs, parts, plane, stride, PARTS: tl.co
     sums = tl.load(found + plane + at, mask=mask, other=0.0)
     total = tl.sum(tl.where(mask, sums * tl.exp(tops - top), 0.0), axis=0)
     is_bad = tl.sum(tl.load(found + 2 * plane + at, mask=mask, other=0.0), axis=0) > 0
+    has_failed = tl.load(inputs + 4 * stride + row) | is_bad.to(tl.int32)
     ids = tl.load(best + at, mask=mask, other=2147483647)
     token = tl.min(tl.where(tops == top, ids, 2147483647), axis=0)
     token = tl.where(is_bad, 0, token)
     tl.store(outputs + row, token)
     tl.store(outputs + stride + row, (-tl.log(total)).to(tl.int32, bitcast=True))
-    tl.store(outputs + 2 * stride + row, is_bad.to(tl.int32))
+    tl.store(outputs + 2 * stride + row, has_failed)
+    tl.store(inputs + 4 * stride + row, has_failed)
     growth = tl.load(inputs + 3 * stride + row)
     tl.store(inputs + row, token)
     tl.store(inputs + stride + row, tl.load(inputs + stride + row) + growth)
@@ -226,5 +228,6 @@ def _advance(outputs, inputs, num_rows, stride, BLOCK: tl.constexpr):
     mask = row < num_rows
     growth = tl.load(inputs + 3 * stride + row, mask=mask)
     tl.store(inputs + row, tl.load(outputs + row, mask=mask), mask=mask)
+    tl.store(inputs + 4 * stride + row, tl.load(outputs + 2 * stride + row, mask=mask), mask=mask)
     tl.store(inputs + stride + row, tl.load(inputs + stride + row, mask=mask) + growth, mask=mask)
     tl.store(inputs + 2 * stride + row, tl.load(inputs + 2 * stride + row, mask=mask) + growth, mask=mask)

@@ -93,12 +93,13 @@ class TorchOperations:
         logprobs = logits.gather(1, best[:, None])[:, 0] - logits.logsumexp(-1)
         buffers.outputs[0, :num_rows] = best.int()
         buffers.outputs[1, :num_rows] = logprobs.clamp(max=0.0).view(torch.int32)
-        buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int()
+        buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int() | buffers.failed[:num_rows]
         self.advance(buffers, num_rows)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]
         buffers.ids[:num_rows] = buffers.outputs[0, :num_rows]
+        buffers.failed[:num_rows] = buffers.outputs[2, :num_rows]
         buffers.positions[:num_rows] += growth
         buffers.kv_lens[:num_rows] += growth
 

@@ -64,12 +64,13 @@ class DecodeSteps:
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
         torch.cuda.synchronize()
 
-    def forward(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> Tensor:
         """Runs the model for the rows, the decode rows first: float32 logits [num_rows, vocab_size], good until the
-        next step. The outputs of the buffers are to be written next, and `tables.sampled` told."""
+        next step. `before` [2, rows of the batch before] are the ids that it sampled, and 1 for the rows that failed;
+        None if it failed. The outputs of the buffers are to be written next, and `tables.sampled` told."""
         num_rows = len(decodes) + len(singles)
         size = self._sizes[bisect_left(self._sizes, num_rows)]
-        self._send(self.tables.place(decodes, singles, size), size)
+        self._send(self.tables.place(decodes, singles, size), size, before)
         lens = self.tables.kv_lens[:size] + 1
         self._attention.prepare(self.tables.table[:size], lens)
         captured = self._graphs.get(size)
@@ -77,10 +78,12 @@ class DecodeSteps:
         self.tables.ran()
         return logits[:num_rows]
 
-    def _send(self, changes: Changes, size: int) -> None:
+    def _send(self, changes: Changes, size: int, before: Tensor | None) -> None:
         buffers = self.buffers
         if changes.inputs is not None:
             buffers.inputs[:, :size] = self.to_device(changes.inputs)
+        if changes.sources is not None:
+            self._take_from(self.to_device(changes.sources), before)
         if changes.table is not None:
             buffers.table[:size, : changes.table.shape[1]] = self.to_device(changes.table)
         if changes.at is not None and changes.blocks is not None:
@@ -88,6 +91,16 @@ class DecodeSteps:
             buffers.table.view(-1).index_copy_(0, sent[0].long(), sent[1])
         if changes.ids is not None:
             buffers.inputs[0, : len(changes.ids)] = self.to_device(changes.ids)
+
+    def _take_from(self, sources: Tensor, before: Tensor | None) -> None:
+        """Fills in ids from the batch before."""
+        has_source, inputs = sources >= 0, self.buffers.inputs[:, : len(sources)]
+        if before is None:
+            inputs[4] = has_source.int()
+            return
+        taken = before[:, sources.clamp(min=0).long()]
+        inputs[0] = torch.where(has_source, taken[0], inputs[0])
+        inputs[4] = torch.where(has_source, taken[1], 0)
 
     def to_device(self, numbers: NDArray[np.generic]) -> Tensor:
         """A copy, which is under way when this returns."""

@@ -18,9 +18,10 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What a step sends. `inputs` [4, num_rows] as in DecodeBuffers; without, the device's own go on.
+    """What a step sends. `inputs` [5, num_rows] as in DecodeBuffers; without, the device's own go on.
 
-    `table` are all blocks of the rows, [num_rows, blocks]; without, `at` [n] are places of the flat table to overwrite
+    `sources` [num_rows] has, for rows whose id is what a row of the batch before samples, that row's place there, else
+    -1. `table` are all blocks of the rows, [num_rows, blocks]; without, `at` [n] are places of the flat table to overwrite
     with `blocks` [n]. `ids` [num_rows] come alone when only they differ from what the device sampled."""
 
     inputs: Numbers | None = None
@@ -28,6 +29,7 @@ class Changes:
     at: Numbers | None = None
     blocks: Numbers | None = None
     ids: Numbers | None = None
+    sources: Numbers | None = None
 
 
 class RowTables:
@@ -54,8 +56,12 @@ class RowTables:
     def place(self, decodes: DecodeRows, singles: Sequence[ForwardRow], num_padded: int) -> Changes:
         """Takes the rows of the next step, the decode rows first, in a batch of `num_padded`."""
         is_next = (
-            decodes.block_ids is self._block_ids and decodes.num_steps == self._num_steps + 1 and not singles
-        ) and self._num_steps >= 0
+            decodes.block_ids is self._block_ids
+            and decodes.num_steps == self._num_steps + 1
+            and self._num_steps >= 0
+            and not singles
+            and (not decodes.sources or isinstance(decodes.sources, range))
+        )
         num_rows = len(decodes) + len(singles)
         changes = self._next(decodes) if is_next else self._anew(decodes, singles, num_padded)
         self._num_steps = decodes.num_steps if not singles else -1
@@ -77,13 +83,13 @@ class RowTables:
         blocks = np.array(new, np.int32)
         self.table[reaching, columns] = blocks
         at = (reaching * self.table.shape[1] + columns).astype(np.int32)
-        is_known = decodes.token_ids is self._sampled
+        is_known = isinstance(decodes.sources, range) or decodes.token_ids is self._sampled
         ids = None if is_known else np.array(decodes.token_ids, np.int32)
         return Changes(at=at if len(at) else None, blocks=blocks, ids=ids)
 
     def _anew(self, decodes: DecodeRows, singles: Sequence[ForwardRow], num_padded: int) -> Changes:
         num_decodes, num_rows = len(decodes), len(decodes) + len(singles)
-        inputs = np.zeros((4, num_padded), np.int32)
+        inputs = np.zeros((5, num_padded), np.int32)
         inputs[0, :num_decodes] = decodes.token_ids
         inputs[1, :num_decodes] = decodes.positions
         inputs[2, :num_decodes] = decodes.kv_lens
@@ -98,4 +104,10 @@ class RowTables:
         self.table[:num_padded, :width] = self._scratch
         for row, (blocks, num_blocks) in enumerate(zip(tables, used, strict=True)):
             self.table[row, :num_blocks] = blocks[:num_blocks]
-        return Changes(inputs=inputs, table=self.table[:num_padded, :width])
+        sources = [*(decodes.sources or [-1] * num_decodes), *(single.source for single in singles)]
+        has_sources = max(sources) >= 0
+        return Changes(
+            inputs=inputs,
+            table=self.table[:num_padded, :width],
+            sources=np.array(sources, np.int32) if has_sources else None,
+        )
