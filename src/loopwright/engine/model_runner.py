@@ -168,13 +168,18 @@ class ModelRunner:
             self._slots.write(slots, self._model.embed(self._numbers(token_ids)), self._numbers(positions))
 
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
+        hidden, ends = self._forward_rows(rows)
+        asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
+        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+
+    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, list[int]]:
+        """Hidden states of all tokens [num_tokens, hidden_size], and where each row's end. Output slots are written."""
         hidden, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
         hidden = self._forward(hidden, positions, planned)
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
         self._write_outputs(rows, ends, hidden, positions)
-        asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
-        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+        return hidden, ends
 
     def _run_heads(self, heads: Sequence[HeadRow]) -> list[RowResult]:
         asked = [Asked.of_head(head) for head in heads]
@@ -206,7 +211,9 @@ class ModelRunner:
         slots = [slot for row in rows for slot in row.output_slots]
         if slots:
             index = [i for row, end in zip(rows, ends, strict=True) for i in range(end - len(row.output_slots), end)]
-            self._slots.write(slots, self._model.normalize(hidden[index]), positions[index])
+            self._slots.write(
+                slots, self._model.normalize(hidden[self._numbers(index)]), positions[self._numbers(index)]
+            )
 
     def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""

@@ -1,7 +1,7 @@
 """Attention over paged KV on one device: the protocol, and "sdpa", its reference, which runs anywhere.
 
-Never writes KV and never rotates. A step of rows is planned once and asked in each layer; rows of one token are asked
-straight from the tables on the device, which a graph can hold.
+Never writes KV and never rotates. A step of rows is planned once and asked in each layer. Rows of one token have an
+operation of their own, which needs no plan.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from loopwright.engine.attention import AttentionRow, visible_places
-from loopwright.engine.cuda.attention_plan import Numbers
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 
@@ -32,20 +31,9 @@ class PagedAttention(Protocol):
     """A way to compute attention. All match "sdpa"."""
 
     name: str
-    can_be_captured: bool  # `decode` is the same launches whatever the lengths
 
     def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> PlannedRows:
         """`positions` [num_tokens] are those of all rows' new tokens; the cache has them already."""
-        ...
-
-    def prepare(self, table: Numbers, lens: Numbers) -> None:
-        """What a decode step has to know on the host before it is launched or captured: table [num_rows, max_blocks],
-        lens [num_rows] with the new token."""
-        ...
-
-    def decode(self, layer: int, query: Tensor, table: Tensor, lens: Tensor) -> Tensor:
-        """Rows of one token: query [num_rows, num_heads, head_dim], table [num_rows, max_blocks], lens [num_rows] with
-        the new token → [num_rows, num_heads · head_dim]. Not for layers with a window."""
         ...
 
 
@@ -53,29 +41,12 @@ class SdpaAttention:
     """Implements PagedAttention with torch's own, row by row: slow, and simple enough to trust."""
 
     name = "sdpa"
-    can_be_captured = False
 
     def __init__(self, cache: DeviceKvCache) -> None:
         self._cache = cache
 
     def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> "SdpaRows":
         return SdpaRows(self._cache, rows, positions)
-
-    def prepare(self, table: Numbers, lens: Numbers) -> None:
-        """Nothing: the lengths are read when they are needed."""
-
-    def decode(self, layer: int, query: Tensor, table: Tensor, lens: Tensor) -> Tensor:
-        num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
-        num_rows, num_heads, head_dim = query.shape
-        kv = self._cache.layers[layer]
-        gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
-        key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
-        is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
-        # What lies behind the end may be anything, and 0 · NaN is NaN.
-        key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
-        grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
-        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
-        return attended.reshape(num_rows, num_heads * head_dim)
 
 
 class SdpaRows:

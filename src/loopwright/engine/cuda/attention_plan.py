@@ -14,8 +14,6 @@ from torch import Tensor
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.kv_cache import BLOCK_SIZE
 
-Numbers = NDArray[np.int32]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLists:
@@ -39,18 +37,6 @@ class PageLists:
             _starts([len(one) for one in used]),
             torch.from_numpy(np.concatenate(used)),
             torch.from_numpy((np.array(ends, np.int32) - 1) % BLOCK_SIZE + 1),
-        )
-
-    @classmethod
-    def of_table(cls, table: Numbers, lens: Numbers) -> "PageLists":
-        """Of rows of one token: table [num_rows, max_blocks], lens [num_rows] with the new token."""
-        num_blocks = -(-lens // BLOCK_SIZE)
-        is_used = np.arange(int(num_blocks.max())) < num_blocks[:, None]
-        return cls(
-            torch.arange(len(lens) + 1, dtype=torch.int32),
-            _starts(num_blocks),
-            torch.from_numpy(table[:, : is_used.shape[1]][is_used]),
-            torch.from_numpy(((lens - 1) % BLOCK_SIZE + 1).astype(np.int32)),
         )
 
     def to(self, device: torch.device) -> "PageLists":

@@ -102,7 +102,10 @@ class DeviceDecoder:
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
         normalized = self._run_layers(
-            hidden, rotations, places, lambda layer, query: self._attention.decode(layer, query, table, lens)
+            hidden,
+            rotations,
+            places,
+            lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
         return self._project(normalized)
 
@@ -123,15 +126,15 @@ class DeviceDecoder:
         added: Tensor | None = None
         for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
             normalized = operations.add_norm(added, residual, layer.attention_norm, epsilon)
-            qkv = linear(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
+            qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
             if layer.query_norm is not None:
                 qkv = self._norm_heads(qkv, layer)
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
             )
-            attended = linear(attend(index, query), layer.output, layer.output_bias)
-            normalized = operations.add_norm(attended, residual, layer.mlp_norm, epsilon)
-            added = linear(operations.gated_silu(linear(normalized, layer.gate_up)), layer.down)
+            added = operations.project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
+            added = operations.project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
         return operations.add_norm(added, residual, self._final_norm, epsilon)
 
     def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:

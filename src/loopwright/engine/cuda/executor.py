@@ -73,7 +73,5 @@ def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: in
         return wanted or 2048
     free, _ = torch.cuda.mem_get_info(choice.device)
     placed = sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
-    plan = MemoryPlan.of(
-        model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free + placed
-    )
+    plan = MemoryPlan.of(model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free + placed)
     return plan.num_blocks(wanted)

@@ -1,10 +1,10 @@
-"""Attention by FlashInfer's kernels: xqa or fa2 for rows of one token, fa3 or fa2 for prompts, masks in fa2.
+"""Attention by FlashInfer's kernels: fa3 for prompts where it has a kernel, else fa2; masks in fa2.
 
 Never imported without FlashInfer; `choice` says whether it is there. Masks and windows are custom masks.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import flashinfer
 import numpy as np
@@ -13,70 +13,37 @@ from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.attention import visible
-from loopwright.engine.cuda.attention_plan import Numbers, PageLists
+from loopwright.engine.cuda.attention_plan import PageLists
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
 
-DecodeKernel = Literal["xqa", "fa2"]
-
 _WORKSPACE_BYTES = 512 << 20
-_XQA_SHAPES = {(64, 4), (128, 3), (128, 4)}  # head_dim, and query heads of a KV head, that have a kernel
+_FA3_HEAD_DIM = 128
 
 
 class FlashInferAttention:
-    """Implements cuda.attention.PagedAttention. `can_be_captured` for what `prepare` was called for."""
+    """Implements cuda.attention.PagedAttention."""
 
     name = "flashinfer"
-    can_be_captured = True
 
-    def __init__(self, cache: DeviceKvCache, config: ModelConfig, kernel: DecodeKernel | None = None) -> None:
-        """`kernel` is the one of rows of one token; None is xqa where it fits the shape."""
-        shape = (config.head_dim, config.num_heads // config.num_kv_heads)
-        self.kernel = kernel or ("xqa" if shape in _XQA_SHAPES else "fa2")
+    def __init__(self, cache: DeviceKvCache, config: ModelConfig) -> None:
         self._cache, self._config = cache, config
         self._scale = config.head_dim**-0.5
         self._dtype = cache.layers[0].dtype
         self._heads = (config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
-        self._zeroed = torch.zeros(128 << 20, dtype=torch.uint8, device=cache.device)  # xqa's, with its semaphores
-        self._wrappers: dict[int, Any] = {}  # fa2's, by the rows of a graph
-        self._prefills: dict[tuple[str, int | None], Any] = {}
-        self._current: Any = None
+        self._prefills: dict[tuple[str, bool, int | None], Any] = {}
         self._planned = torch.cuda.Event()
 
     def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> "_FlashInferRows":
         return _FlashInferRows(self, self._cache, rows, positions)
 
-    def prepare(self, table: Numbers, lens: Numbers) -> None:
-        """Before each decode step and before its capture: table [num_rows, max_blocks] and lens, on the host."""
-        if self.kernel == "xqa":
-            return
-        self._planned.synchronize()  # a plan refills the memory that its copies read
-        self._current = self._wrappers.get(len(lens)) or self._wrapper(len(lens), table.shape[1])
-        lists = PageLists.of_table(table, lens)
-        self._current.plan(
-            lists.block_starts, lists.blocks, lists.last_lens, *self._heads,
-            q_data_type=self._dtype, kv_data_type=self._dtype, sm_scale=self._scale,
-        )  # fmt: skip
-        self._planned.record()
-
-    def decode(self, layer: int, query: Tensor, table: Tensor, lens: Tensor) -> Tensor:
-        kv = self._cache.layers[layer]
-        if self.kernel == "fa2":
-            attended: Tensor = self._current.run(query, kv)
-            return attended.view(len(query), -1)
-        out: Tensor = flashinfer.decode.xqa_batch_decode_with_kv_cache(
-            query, kv, self._zeroed, table, lens, table.shape[1] * BLOCK_SIZE,
-            bmm1_scale=self._scale, bmm2_scale=1.0, kv_layout="NHD",
-        )  # fmt: skip
-        return out.view(len(query), -1)
-
     def prefill(self, lists: PageLists, mask: Tensor | None, window: int | None) -> Any:  # noqa: ANN401 (FlashInfer has no types)
         """A planned wrapper for rows that see all that comes before, or what `mask`, flat over all rows, says."""
         is_causal = mask is None
-        backend = "fa3" if is_causal and self._config.head_dim == 128 else "fa2"
-        key = (backend, window)
+        backend = "fa3" if is_causal and self._config.head_dim == _FA3_HEAD_DIM else "fa2"
+        key = (backend, is_causal, window)
         if key not in self._prefills:  # pinned memory of eight megabytes each
             made = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=backend)
             self._prefills[key] = made
@@ -90,18 +57,6 @@ class FlashInferAttention:
         )  # fmt: skip
         self._planned.record()
         return wrapper
-
-    def _wrapper(self, num_rows: int, max_blocks: int) -> Any:  # noqa: ANN401
-        def numbers(size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=self._cache.device)
-
-        self._wrappers[num_rows] = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, backend="fa2",
-            paged_kv_indptr_buffer=numbers(num_rows + 1),
-            paged_kv_indices_buffer=numbers(min(num_rows * max_blocks, num_rows + self._cache.num_blocks * 2)),
-            paged_kv_last_page_len_buffer=numbers(num_rows),
-        )  # fmt: skip
-        return self._wrappers[num_rows]
 
 
 class _FlashInferRows:

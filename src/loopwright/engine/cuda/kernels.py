@@ -7,19 +7,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import linear
 
+from loopwright.engine.cuda import narrow_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
+from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.operations import Rotation
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
 _HEADS = 8  # of one program of rotate_and_store
-_COLUMNS = 1024  # of one program of gated_silu
+_COLUMNS = 1024  # of one program of _gated_silu
 _CHUNK = 4096  # ids of one program of the search for the best
 
 
 class TritonOperations:
     """Implements Operations on a CUDA device."""
+
+    can_be_captured = True
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         num_tokens, num_pairs = len(positions), len(rope.frequencies)
@@ -51,11 +56,28 @@ class TritonOperations:
         )  # fmt: skip
         return query
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None and _is_narrow(vectors):
+            return narrow_kernels.product(vectors, weight)
+        return linear(vectors, weight, bias)
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        if bias is None and _is_narrow(vectors):
+            narrow_kernels.add_product(vectors, weight, residual)
+            return None
+        return linear(vectors, weight, bias)
+
+    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+        if _is_narrow(vectors):
+            return narrow_kernels.gated_product(vectors, gate_up)
+        side_by_side = linear(vectors, gate_up)
+        num_tokens, size = side_by_side.shape[0], side_by_side.shape[1] // 2
         out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-        _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](gate_up, out, size, BLOCK=_COLUMNS)
+        _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](side_by_side, out, size, BLOCK=_COLUMNS)
         return out
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        return attend_paged(query, kv, table, lens)
 
     def begin(
         self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
@@ -85,6 +107,10 @@ class TritonOperations:
         _advance[(triton.cdiv(num_rows, 256),)](
             buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256
         )
+
+
+def _is_narrow(vectors: Tensor) -> bool:
+    return len(vectors) <= narrow_kernels.MAX_ROWS and vectors.dtype == torch.bfloat16
 
 
 @triton.jit

@@ -48,7 +48,7 @@ class MemoryPlan:
                 f"the model does not fit the device: weights {_gb(self.weight_bytes)}, a step {_gb(self.step_bytes)} and "
                 f"{max(wanted, _MIN_BLOCKS)} blocks of KV {_gb(needed)} are more than the {_gb(self.free_bytes)} free",
                 hint="a smaller model, fewer blocks (engine.num_blocks), or a device that nobody else uses",
-                field="engine.num_blocks" if wanted else None,
+                field="engine.num_blocks" if wanted else "",
             )
         return wanted or fitting
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
 from loopwright.engine.kv_cache import BLOCK_SIZE
@@ -17,7 +18,9 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Operations(Protocol):
-    """All tensors are contiguous and on one device. The residual stream is float32, `dtype` is the weights'."""
+    """All tensors are contiguous and on one device. The residual stream is float32, all else has the weights' dtype."""
+
+    can_be_captured: bool  # the launches are the same whatever lengths and ids are
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation: ...
 
@@ -33,8 +36,21 @@ class Operations(Protocol):
         and whoever has it hidden adds nothing."""
         ...
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) · up, of matrices side by side: [num_tokens, 2 · size] → [num_tokens, size]."""
+    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[num_tokens, size], [outputs, size] → [num_tokens, outputs]."""
+        ...
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
+        ...
+
+    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+        """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+        ...
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        """Attention of rows of one token: query [num_rows, num_heads, head_dim], a layer's cache, table [num_rows,
+        max_blocks], lens [num_rows] with the new token → [num_rows, num_heads · head_dim]. Not for a window."""
         ...
 
     def begin(
@@ -57,6 +73,8 @@ class Operations(Protocol):
 class TorchOperations:
     """Implements Operations, on any device."""
 
+    can_be_captured = False
+
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         angles = positions.float()[:, None] * rope.frequencies
         return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
@@ -75,9 +93,27 @@ class TorchOperations:
         kv[block, 1, offset] = value.masked_fill(is_bad, 0.0).to(kv.dtype)
         return _rotated(query, rotation).to(qkv.dtype)
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(vectors, weight, bias)
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        return linear(vectors, weight, bias)
+
+    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+        gate, up = linear(vectors, gate_up).float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(vectors.dtype)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
+        num_rows, num_heads, head_dim = query.shape
+        gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
+        key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
+        is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
+        # What lies behind the end may be anything, and 0 · NaN is NaN.
+        key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
+        grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
+        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
+        return attended.reshape(num_rows, num_heads * head_dim)
 
     def begin(
         self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor

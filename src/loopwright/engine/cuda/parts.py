@@ -29,8 +29,7 @@ class DeviceParts:
         cls, model: LoadedModel, *, num_blocks: int, device: torch.device, dtype: torch.dtype, attention: str = "sdpa",
         has_kernels: bool = False,
     ) -> "DeviceParts":  # fmt: skip
-        """`attention` is "sdpa" or "flashinfer", with the kernel of rows of one token after a colon if one is wanted;
-        `has_kernels` takes Triton's operations instead of torch's."""
+        """`attention` is "sdpa" or "flashinfer"; `has_kernels` takes Triton's operations instead of torch's."""
         cache = DeviceKvCache(model.config, num_blocks, device, dtype)
         operations = _triton_operations() if has_kernels else TorchOperations()
         backend = _attention(attention, cache, model.config)
@@ -44,11 +43,10 @@ def _triton_operations() -> Operations:
 
 
 def _attention(name: str, cache: DeviceKvCache, config: ModelConfig) -> PagedAttention:
-    kind, _, kernel = name.partition(":")
-    if kind == "sdpa":
+    if name == "sdpa":
         return SdpaAttention(cache)
-    if kind != "flashinfer" or kernel not in ("", "xqa", "fa2"):
+    if name != "flashinfer":
         raise Unavailable(f"the attention back-end {name!r} does not exist; known are sdpa and flashinfer")
     from loopwright.engine.cuda.flash_infer import FlashInferAttention  # noqa: PLC0415 (there may be no FlashInfer)
 
-    return FlashInferAttention(cache, config, kernel or None)  # type: ignore[arg-type]
+    return FlashInferAttention(cache, config)

@@ -27,7 +27,7 @@ class RowSamplings:
     is_greedy: bool  # of all other rows, with raw log-probabilities: the likeliest token will do
     seeds: NDArray[np.uint64]
     wide: Tensor  # rows that draw from the whole vocabulary, int64
-    may_overflow: bool  # a nucleus without top_k may have more than MAX_CANDIDATES
+    may_overflow: bool  # a nucleus, or what ties with the k-th, may have more than MAX_CANDIDATES
     temperatures: Tensor  # [num_rows, 1] float64; 1 for greedy rows, as they do not divide
     greedy: Tensor  # [num_rows] booleans, as the next
     processed: Tensor | None  # None: no row wants such log-probabilities
@@ -49,7 +49,7 @@ class RowSamplings:
             is_greedy=all(one.temperature == 0 and one.logprobs == "raw" for one in plain),
             seeds=np.array([one.seed for one in samplings], np.uint64),
             wide=torch.tensor(wide, dtype=torch.int64).to(device),
-            may_overflow=any(one.temperature > 0 and one.top_p < 1 and not one.top_k for one in plain),
+            may_overflow=any(one.temperature > 0 and (one.top_k or one.top_p < 1) for one in plain),
             temperatures=torch.tensor([[one.temperature or 1.0] for one in samplings], dtype=torch.float64).to(device),
             greedy=torch.tensor(is_greedy).to(device),
             processed=_processed(samplings, device),
@@ -90,10 +90,24 @@ class Drawn:
     ids: Tensor
     logprobs: Tensor
     is_open: Tensor
+    may_be_open: bool
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """As in DecodeBuffers: int32 [3, num_rows]."""
+        failed = (~logits.sum(-1).isfinite()).int()  # a sum is finite only if all of its terms are
+        return torch.stack([self.ids.int(), self.logprobs.view(torch.int32), failed])
+
+    def open_rows(self) -> list[int]:
+        """The rows that are open. Waits for the device, if there may be any."""
+        return self.is_open.nonzero()[:, 0].tolist() if self.may_be_open else []
 
 
 def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.integer]) -> Drawn:
-    """One token for each row of finite float32 logits [num_rows, vocab_size], to stand at `positions`."""
+    """One token for each row of float32 logits [num_rows, vocab_size], to stand at `positions`."""
+    if samplings.is_greedy:
+        best = logits.argmax(-1)
+        nothing = torch.zeros_like(samplings.greedy)
+        return Drawn(best, _logprobs(logits, best, samplings, None), nothing, may_be_open=False)
     numbers = torch.from_numpy(uniforms(samplings.seeds, positions)).to(logits.device)
     values, ids = _ordered_top(logits, min(MAX_CANDIDATES, logits.shape[1]))
     top = values[:, :1]
@@ -110,8 +124,8 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
         chosen = chosen.index_copy(0, rows, draw_each(all_weights, numbers[rows]))
         totals = totals.index_copy(0, rows, all_weights.sum(-1))
     chosen = torch.where(samplings.greedy, ids[:, 0], chosen)
-    logprobs = _logprobs(logits, chosen, top[:, 0], totals, samplings)
-    return Drawn(chosen, logprobs, is_open & ~samplings.greedy)
+    logprobs = _logprobs(logits, chosen, samplings, (top[:, 0], totals))
+    return Drawn(chosen, logprobs, is_open & ~samplings.greedy, samplings.may_overflow)
 
 
 def _ordered_top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -148,11 +162,15 @@ def _filtered(logits: Tensor, values: Tensor, weights: Tensor, samplings: RowSam
     return is_kept, (is_open & (not is_whole))[:, 0]
 
 
-def _logprobs(logits: Tensor, chosen: Tensor, top: Tensor, totals: Tensor, samplings: RowSamplings) -> Tensor:
+def _logprobs(
+    logits: Tensor, chosen: Tensor, samplings: RowSamplings, drawn_from: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """`drawn_from` are the largest logit of each row, and the sum of the weights that were left."""
     picked = logits.gather(1, chosen[:, None])[:, 0]
     raw = picked - logits.logsumexp(-1)
-    if samplings.processed is None:
+    if samplings.processed is None or drawn_from is None:
         return raw.clamp(max=0.0)
+    top, totals = drawn_from
     processed = (picked.double() - top.double()) / samplings.temperatures[:, 0] - totals.log()
     processed = torch.where(samplings.greedy, 0.0, processed).float()
     return torch.where(samplings.processed, processed, raw).clamp(max=0.0)

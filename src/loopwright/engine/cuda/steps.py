@@ -1,6 +1,6 @@
 """Rows of one token, step after step: sends what changed, runs the model as a captured graph, samples on the device.
 
-Never decides who is in a step and never waits for the device, but where a plan on the host must. Used by the runner.
+Never decides who is in a step and never waits for the device. Used by the runner.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import DecodeRows, ForwardRow
-from loopwright.engine.cuda.attention import PagedAttention
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.operations import Operations
@@ -37,17 +36,15 @@ def bucket_sizes(max_rows: int) -> list[int]:
 class DecodeSteps:
     """The buffers of up to `max_rows` rows, and a graph for each size of batch."""
 
-    def __init__(
-        self, decoder: DeviceDecoder, attention: PagedAttention, operations: Operations, *, max_rows: int,
-        max_blocks: int,
-    ) -> None:  # fmt: skip
-        self._decoder, self._attention, self._operations = decoder, attention, operations
+    def __init__(self, decoder: DeviceDecoder, operations: Operations, *, max_rows: int, max_blocks: int) -> None:
+        self._decoder, self._operations = decoder, operations
         self._device = decoder.device
         self._sizes = bucket_sizes(max_rows)
         scratch = decoder.cache.scratch_block
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
+        self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
 
     @property
     def max_rows(self) -> int:
@@ -55,28 +52,39 @@ class DecodeSteps:
 
     def capture(self, report: Report) -> None:
         """Captures a graph for each size of batch, the largest first: the others fit into its memory."""
-        if not (self._device.type == "cuda" and self._attention.can_be_captured):
+        if not (self._device.type == "cuda" and self._operations.can_be_captured):
             return
         pool = torch.cuda.graph_pool_handle()
         for place, size in enumerate(reversed(self._sizes)):
             report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
-            self._attention.prepare(self.tables.table[:size], np.ones(size, np.int32))
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
+            self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
         torch.cuda.synchronize()
 
-    def forward(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> Tensor:
+    def forward(
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool
+    ) -> Tensor:
         """Runs the model for the rows, the decode rows first: float32 logits [num_rows, vocab_size], good until the
         next step. `before` [2, rows of the batch before] are the ids that it sampled, and 1 for the rows that failed;
-        None if it failed. The outputs of the buffers are to be written next, and `tables.sampled` told."""
+        None if it failed.
+
+        With `is_greedy` the likeliest tokens are in the outputs of the buffers. Else the outputs are to be written
+        next, and made the inputs of the step after. `tables.sampled` is to be told either way."""
         num_rows = len(decodes) + len(singles)
         size = self._sizes[bisect_left(self._sizes, num_rows)]
         self._send(self.tables.place(decodes, singles, size), size, before)
-        lens = self.tables.kv_lens[:size] + 1
-        self._attention.prepare(self.tables.table[:size], lens)
-        captured = self._graphs.get(size)
-        logits = self._decoder.decode(self.buffers, size) if captured is None else captured.replay()
+        captured = (self._greedy if is_greedy else self._graphs).get(size)
+        if captured is not None:
+            logits = captured.replay()
+        else:
+            logits = self._decode_greedily(size) if is_greedy else self._decoder.decode(self.buffers, size)
         self.tables.ran()
         return logits[:num_rows]
+
+    def _decode_greedily(self, size: int) -> Tensor:
+        logits = self._decoder.decode(self.buffers, size)
+        self._operations.end_greedy(self.buffers, size, logits)
+        return logits
 
     def _send(self, changes: Changes, size: int, before: Tensor | None) -> None:
         buffers = self.buffers
