@@ -21,10 +21,10 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
 
 setup: $(DEV)    ## make .venv with everything that tests and checks need
 
@@ -33,6 +33,19 @@ demo: $(RUNTIME) ## run an agent in its sandbox, beside a real model
 
 test: $(DEV)     ## the whole test suite
 	$(BIN)/pytest $(ARGS)
+
+# A lesser machine, emulated: torch, oneDNN and numpy are told too.
+test-avx2: $(DEV) ## the whole test suite as on a processor without AVX-512
+	LOOPWRIGHT_PROCESSOR=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(ARGS)
+
+test-torch: $(DEV) ## the whole test suite as on a machine without a C++ compiler: torch computes
+	CXX=no-compiler $(BIN)/pytest $(ARGS)
+
+wheel: $(DEV)    ## dist/loopwright-….whl, with compiled kernels on Linux x86-64
+	@$(BIN)/python tests/packaging/make_wheel.py dist
+
+wheel-test: $(DEV) ## install the wheel into a fresh environment without a compiler, and serve from it
+	@$(BIN)/python tests/packaging/wheel_alone.py "$$($(BIN)/python tests/packaging/make_wheel.py dist)"
 
 fuzz: $(DEV)     ## 100,000 malformed messages each way across the boundary of a program
 	LOOPWRIGHT_TEST_FUZZ=100000 $(BIN)/pytest --timeout 3600 tests/system/test_abi_fuzz.py $(ARGS)

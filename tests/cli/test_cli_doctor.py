@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from kernels_here import needs_kernels
 from loopwright.cli import main
 from loopwright.compose.config import num_cores
-from loopwright.engine.native.build import find_compiler, processor_sets
+from loopwright.engine.native.build import processor_sets
 
 
 def findings(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, str]]:
@@ -15,12 +16,30 @@ def findings(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[
     return {one["what"]: one for one in json.loads(capsys.readouterr().out)}
 
 
-@pytest.mark.skipif(not (processor_sets() and find_compiler()), reason="the kernels cannot be had here")
+@needs_kernels
 def test_the_best_instruction_set_computes(capsys: pytest.CaptureFixture[str]) -> None:
     found = findings(capsys)
     assert found["cores"]["found"].startswith(f"{num_cores()} ")
-    assert found["engine"]["found"].startswith(f"native kernels for {processor_sets()[0]}, compiled by ")
+    best = f"native kernels for {processor_sets()[0]}, the best that the processor has, "
+    assert found["engine"]["found"].startswith((f"{best}compiled by ", f"{best}from the wheel"))
     assert found["sandbox"]["found"] == "fibers"
+
+
+def test_a_lesser_processor_is_emulated_and_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPWRIGHT_PROCESSOR", "none")
+    found = findings(capsys)
+    assert found["instruction sets"]["found"] == "none that the kernels know; LOOPWRIGHT_PROCESSOR is none"
+    assert found["engine"]["found"].startswith(
+        "torch, float32: the processor, which LOOPWRIGHT_PROCESSOR says is none,"
+    )
+
+
+def test_a_processor_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOOPWRIGHT_PROCESSOR", "avx1")
+    assert main(["doctor"]) == 1
+    assert "LOOPWRIGHT_PROCESSOR is 'avx1'; it may be avx512_bf16, avx512, avx2 or none" in capsys.readouterr().err
 
 
 def test_torch_computes_where_there_is_no_compiler_and_the_reason_is_told(

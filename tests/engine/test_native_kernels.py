@@ -4,6 +4,9 @@ row's bits, which nothing but the row decides."""
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
@@ -13,22 +16,22 @@ import torch
 from engine_rig import Rig, dense_rows, runs_of, some_tokens
 from parity import ARCHITECTURES
 
+from kernels_here import needs_kernels
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, KvShift
-from loopwright.core.errors import BadRequest, Unavailable
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
-from loopwright.engine.executor import TorchExecutor
+from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.model_runner import NativeSettings
 from loopwright.engine.native import build
-from loopwright.engine.native.choice import choose
+from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.decoder import misfit
 from loopwright.engine.native.packing import GROUP, PANEL, PackedMatrix, pack
 from loopwright.weights.store import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from loopwright.engine.loaded_model import LoadedModel
+    from loopwright.engine.native.compiler import InstructionSet
     from loopwright.engine.native.structs import WeightType
 
 SETS = build.processor_sets()
@@ -40,10 +43,10 @@ FITTING = [name for name in FITTING if "experts" not in ARCHITECTURES[name]]
 MAX_NOISE: dict[WeightType, float] = {"bf16": 0.01, "q8": 0.03, "q4": 0.03, "q4_0": 0.03}
 LENGTHS = [(0, 40), (17, 1), (90, 1), (31, 1), (16, 7), (0, 1), (15, 1), (20, 7), (33, 1), (50, 40)]
 
-pytestmark = pytest.mark.skipif(not (SETS and build.find_compiler()), reason="the kernels cannot be had here")
+pytestmark = needs_kernels
 
 
-def native(instructions: build.InstructionSet, kind: WeightType, num_threads: int = 1) -> NativeSettings:
+def native(instructions: InstructionSet, kind: WeightType, num_threads: int = 1) -> NativeSettings:
     return NativeSettings(build.load_kernels(cache_folder(), instructions), lambda _: kind, num_threads)
 
 
@@ -112,9 +115,7 @@ def test_every_architecture_that_fits_equals_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize(("instructions", "kind"), CASES)
-def test_every_instruction_set_and_weight_equals_the_reference(
-    instructions: build.InstructionSet, kind: WeightType
-) -> None:
+def test_every_instruction_set_and_weight_equals_the_reference(instructions: InstructionSet, kind: WeightType) -> None:
     model = model_of("Llama: biases", vocab_size=300, num_kv_heads=1)  # neither is whole panels
     rig, reference = Rig(model, native=native(instructions, kind)), Rig(rounded(model, kind))
     for found, expected in zip(mixed_batch(rig), mixed_batch(reference), strict=True):
@@ -144,7 +145,7 @@ def test_every_head_size_and_a_context_of_several_parts_equal_the_reference(head
 
 
 @pytest.mark.parametrize(("instructions", "kind"), CASES)
-def test_the_bits_of_a_row_are_its_own(instructions: build.InstructionSet, kind: WeightType) -> None:
+def test_the_bits_of_a_row_are_its_own(instructions: InstructionSet, kind: WeightType) -> None:
     """Alone, in pieces, beside others, and on any number of threads."""
     model, tokens = model_of("SmolLM2: tied, 3 heads of 1"), some_tokens(70)
     whole = in_pieces(Rig(model, native=native(instructions, kind)), tokens, [70])
@@ -239,40 +240,36 @@ def unpacked(packed: PackedMatrix, kind: WeightType) -> np.ndarray:
     return (levels * by_group(scales) + (by_group(offsets[0]) if offsets else 0)).reshape(len(levels), -1)
 
 
-def test_without_a_compiler_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("LOOPWRIGHT_CACHE_DIR", str(tmp_path))
-    choice = choose("auto", BYTE_CONFIG)
-    assert (choice.kernels, choice.dtype, choice.exactness) == (None, "float32", "reference")
-    assert "no C++ compiler" in choice.reason
-    with pytest.raises(
-        Unavailable, match=r"engine\.dtype: 'int8' needs the native kernels, and there is no C\+\+ compiler"
-    ):
-        choose("int8", BYTE_CONFIG)
-    executor = TorchExecutor(byte_model(), num_blocks=4, num_slots=0, dtype="auto")
-    executor.close()
-    assert executor.exactness == "reference"
+@pytest.mark.parametrize("kind", ["bf16", "q8"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_embeddings_are_those_of_the_file_in_bf16_and_kept_once_where_the_head_has_them(
+    kind: WeightType, is_tied: bool
+) -> None:
+    model = byte_model(seed=5)
+    embedding = model.weights["embedding"]
+    weights = dict(model.weights) if is_tied else {**model.weights, "head": embedding.flip(0)}
+    config = dataclasses.replace(model.config, is_head_tied=is_tied)
+    decoder = Rig(
+        dataclasses.replace(model, config=config, weights=weights), native=native(SETS[0], kind)
+    ).runner._model
+    tokens = torch.randperm(config.vocab_size)
+    torch.testing.assert_close(decoder.embed(tokens), embedding.bfloat16()[tokens].float(), rtol=0, atol=0)
+    assert (decoder._embedding is None) == (is_tied and kind == "bf16")
 
 
-def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: out of luck' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    monkeypatch.setenv("LOOPWRIGHT_CACHE_DIR", str(tmp_path))
-    assert "out of luck" in choose("auto", BYTE_CONFIG).reason
-    assert not list((tmp_path / "kernels").iterdir())
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+def test_blocks_in_use_take_no_more_memory_than_theirs() -> None:
+    """By layer, each of 30 would have had pages of two megabytes of its own."""
+    config = dataclasses.replace(BYTE_CONFIG, num_layers=30, num_kv_heads=3, head_dim=64)
+    cache = NativeKvCache(config, 2048)
+    num_used, before = 40, resident_bytes()
+    for one in (*cache.keys, *cache.values):
+        one[:num_used] = 1
+    assert resident_bytes() - before < num_used * BLOCK_SIZE * cache.token_bytes + (6 << 20)
 
 
-def test_a_model_that_does_not_fit_runs_on_torch() -> None:
-    config = dataclasses.replace(BYTE_CONFIG, head_dim=8)
-    assert "head_dim 8 is not a multiple of 16" in choose("auto", config).reason
-    with pytest.raises(Unavailable, match="head_dim 8"):
-        choose("bfloat16", config)
-
-
-def test_instructions_that_the_processor_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "processor_sets", lambda: ("avx2",))
-    with pytest.raises(BadRequest, match="'avx512' is not among them"):
-        choose("auto", BYTE_CONFIG, "avx512")
+def resident_bytes() -> int:
+    """Of memory that lies in no file."""
+    found = re.search(r"^RssAnon:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10

@@ -3,13 +3,13 @@
 import pytest
 from quality import MAX_LOSS, perplexity, windows
 
-from loopwright.engine.native.build import find_compiler, processor_sets
+from kernels_here import needs_kernels
 from loopwright.weights.store import resolve
 from system_rig import SmolLM2
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not (processor_sets() and find_compiler()), reason="the kernels cannot be had here")
+@needs_kernels
 def test_levels_cost_at_most_a_hundredth_of_the_perplexity(smollm2: SmolLM2) -> None:
     texts = windows(resolve("default").path, 4)
     expected = perplexity(smollm2.model, "bfloat16", texts)

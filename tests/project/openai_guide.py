@@ -11,6 +11,7 @@ with `model="program:NAME"`; there is no other path. What a server describes of 
 |---|---|
 | `POST /v1/chat/completions` | the next message of a chat, whole or streamed |
 | `POST /v1/completions` | how texts or token ids go on |
+| `POST /v1/responses`, and what was kept of it | [responses.md](responses.md) |
 | `POST /v1/chat/completions/render` | the tokens that a chat completion with the same body would run as its prompt |
 | `POST /tokenize`, `POST /detokenize` | tokens of a text or a chat, text of tokens |
 | `GET /v1/models`, `GET /v1/models/{model}` | models, and deployed programs as models |
@@ -28,7 +29,8 @@ AFTER = """## Answers
   prompt `prompt_tokens_details.cached_tokens` that did not run because their KV was there.
 - `system_fingerprint` is a hash of the weights, their quantization, the chat template, the engine and its equality
   class: while it stays, a seeded request has the same answer.
-- `finish_reason` is `length` when `max_tokens` or the context ended the text, else `stop`; `stop_reason` is the stop
+- `finish_reason` is `length` when `max_tokens` or the context ended the text, `tool_calls` when the turn has calls
+  and none of them is cut, whatever the choice was, else `stop`; `stop_reason` is the stop
   string or id that did, null for the model's own end.
 - A model whose chat template has tags for thoughts (`<think>` and the like) has them in `reasoning_content`, streamed
   and not, and their number in `usage.completion_tokens_details.reasoning_tokens`. A constraint, `stop` and
@@ -37,6 +39,20 @@ AFTER = """## Answers
   token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
 - A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer
   and larger ones; one that reads nothing for 30 seconds is cut off, and its run ends.
+
+## Tools
+
+`tools` are functions; the client executes what is called, and answers each call with a message of the role `tool` and
+its `tool_call_id`. What the model is told of them is its chat template's affair, and so is how it writes calls
+([tools-while-generating.md](tools-while-generating.md) has the formats).
+
+- A grammar holds the turn, so a call is complete JSON with the name of a tool that there is. Its arguments are held to
+  the tool's schema. With `strict`, a schema that cannot be held is refused with a JSON pointer
+  (`tools[0].function.parameters#/properties/age/contains`); without, the arguments are then any object.
+- Streamed, `id`, `type` and `name` come first, and the arguments as they are written. Text beside calls is `content`;
+  what is only space is none.
+- A call that `max_tokens` cuts has the beginning of its arguments, and the reason is `length`. One that is cut before
+  its arguments began is text, as the model wrote it.
 
 ## Errors
 

@@ -1,24 +1,32 @@
-"""Writes docs/openai.md: the routes of OpenAI's clients, and what becomes of every parameter.
+"""Writes docs/openai.md and docs/responses.md: the routes of OpenAI's clients, and what becomes of every parameter.
 
-Run by `make reference`; a test compares the file with what this would write.
+Run by `make reference`; a test compares the files with what this would write.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import responses_guide
 from openai_guide import AFTER, BEFORE
 from repository import ROOT
 
 from loopwright.server.chat_request import ChatBody
 from loopwright.server.completion_request import CompletionBody
 from loopwright.server.parameters import HONOURED, INERT, REFUSED
+from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
 
 OPENAI_REFERENCE = ROOT / "docs" / "openai.md"
+RESPONSES_REFERENCE = ROOT / "docs" / "responses.md"
 NOTE = "<!-- Written by `make reference` from the source; do not edit. -->"
+STAR = "\\*"
 
 # Those that no OpenAI documentation has.
 EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "logprob_kind", "prompt_logprobs",
     "return_token_ids", "truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+RESPONSE_EXTENSIONS = (
+    *EXTENSIONS, "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop",
 )  # fmt: skip
 
 
@@ -36,11 +44,27 @@ def openai_reference() -> str:
 def _table(named: Any) -> str:
     rows = ["| parameter | chat | completion | |", "|---|---|---|---|"]
     for name, says in named.items():
-        star = "\\*" if name in EXTENSIONS else ""
+        star = STAR if name in EXTENSIONS else ""
         marks = ["✓" if name in body.__struct_fields__ else "" for body in (ChatBody, CompletionBody)]
         rows.append(f"| `{name}`{star} | {marks[0]} | {marks[1]} | {says} |")
     return "\n".join(rows) + "\n"
 
 
+def responses_reference() -> str:
+    """What stands in docs/responses.md."""
+    tables = (RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED)
+    before, after = responses_guide.BEFORE.replace("NOTE", NOTE), responses_guide.AFTER
+    return f"{before}\n{fates(tables, RESPONSE_EXTENSIONS)}\n{after}"
+
+
+def fates(tables: Sequence[Mapping[str, str]], extensions: Sequence[str]) -> str:
+    """Of one route: what becomes of its parameters, in one table."""
+    rows = ["| parameter | | |", "|---|---|---|"]
+    for fate, named in zip(("honoured", "inert", "refused"), tables, strict=True):
+        rows += [f"| `{name}`{STAR if name in extensions else ''} | {fate} | {says} |" for name, says in named.items()]
+    return "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
     OPENAI_REFERENCE.write_text(openai_reference(), encoding="utf-8")
+    RESPONSES_REFERENCE.write_text(responses_reference(), encoding="utf-8")

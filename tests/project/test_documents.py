@@ -12,7 +12,7 @@ ADR_INDEX = Path("docs/adr/README.md")
 DOCUMENTS = files(".md")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 COMMAND = re.compile(r"(?<!from )(?<![\w/.-])loopwright ([a-z]+)\b")
-MAKE = re.compile(r"(?:^|[`\s])make ([a-z]+)\b")
+MAKE = re.compile(r"(?:^|[`\s])make ([a-z]+(?:-[a-z0-9]+)*)\b")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
@@ -61,7 +61,7 @@ def test_every_target_of_the_makefile_says_what_it_does():
     makefile = read("Makefile")
     phony = re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)
     assert phony
-    described = set(re.findall(r"^([a-z]+):.*## \w", makefile, flags=re.MULTILINE))
+    described = set(re.findall(r"^([a-z0-9-]+):.*## \w", makefile, flags=re.MULTILINE))
     assert described == set(phony[1].split())
 
 
@@ -88,4 +88,4 @@ def code_of(text: str) -> list[str]:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", read("Makefile"), flags=re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):", read("Makefile"), flags=re.MULTILINE))

@@ -4,12 +4,14 @@ is a cut call, and tags, braces and quotes inside strings end nothing."""
 import json
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.sdk.tool_formats import Fault, Found, FoundCall, HermesReader, Llama3JsonReader, reader_of
+from loopwright.sdk.call_object import ArgumentsText, CallBegun, Fault, Found, FoundCall
+from loopwright.sdk.tool_formats import HermesReader, Llama3JsonReader, reader_of
 
 NASTY = ["</tool_call>", "<tool_call>", '"', "\\", "{", "}", "[", "]", "\n", "é", "😀", "a", " ", ";", "</", "<tool"]
 STRINGS = st.lists(st.sampled_from(NASTY), max_size=6).map("".join)
@@ -51,11 +53,18 @@ def read(reader: HermesReader | Llama3JsonReader, parts: list[str]) -> list[Foun
     found = [one for part in parts for one in reader.push(part)] + reader.finish()
     joined: list[Found] = []
     for one in found:
-        if isinstance(one, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += one
-        else:
-            joined.append(one)
+        match (joined[-1] if joined else None, one):
+            case (str() as before, str()):
+                joined[-1] = before + one
+            case (ArgumentsText(before), ArgumentsText(text)):
+                joined[-1] = ArgumentsText(before + text)
+            case _:
+                joined.append(one)
     return joined
+
+
+def is_call(value: Any) -> bool:
+    return bool(value) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), dict)
 
 
 def whole_hermes(text: str) -> list[tuple[str, object]]:
@@ -71,18 +80,17 @@ def whole_hermes(text: str) -> list[tuple[str, object]]:
     while (begin := re.search("<tool_call>[ \t\r\n]*", text)) is not None:
         add(text[: begin.start()])
         rest = text[begin.end() :]
-        if rest and not rest.startswith("{"):
+        try:
+            value, end = (None, 0) if rest and not rest.startswith("{") else json.JSONDecoder().raw_decode(rest)
+        except ValueError:
+            return [*found, ("fault", "cut")]
+        if not is_call(value):
             _, tag, text = rest.partition("</tool_call>")
             found.append(("fault", "malformed"))
             if not tag:
                 return found
             continue
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError:
-            return [*found, ("fault", "cut")]
-        is_call = isinstance(value.get("name"), str) and isinstance(value.get("arguments"), dict)
-        found.append(("call", value["arguments"]) if is_call else ("fault", "malformed"))
+        found.append(("call", value["arguments"]))
         text = rest[end:]
         stripped = text.lstrip(" \t\r\n")
         if stripped.startswith("</tool_call>"):
@@ -94,12 +102,30 @@ def whole_hermes(text: str) -> list[tuple[str, object]]:
 
 
 def outline(found: list[Found]) -> list[tuple[str, object]]:
-    return [
-        ("text", one) if isinstance(one, str)
-        else ("call", one.arguments) if isinstance(one, FoundCall)
-        else ("fault", one.reason)
-        for one in found
-    ]  # fmt: skip
+    """Asks on the way whether what came piece by piece is what comes whole."""
+    outlined: list[tuple[str, object]] = []
+    begun: CallBegun | None = None
+    arguments = ""
+    for one in found:
+        match one:
+            case str():
+                outlined.append(("text", one))
+            case CallBegun():
+                begun, arguments = one, ""
+            case ArgumentsText(text):
+                assert begun is not None
+                arguments += text
+            case FoundCall():
+                assert begun == CallBegun(one.name)
+                assert json.loads(arguments) == one.arguments
+                assert arguments in one.text
+                begun = None
+                outlined.append(("call", one.arguments))
+            case Fault():
+                assert one.is_begun == (begun is not None)
+                begun = None
+                outlined.append(("fault", one.reason))
+    return outlined
 
 
 @settings(max_examples=300, deadline=None)
@@ -137,7 +163,13 @@ def test_a_turn_that_begins_with_no_brace_is_text_with_its_braces() -> None:
 def test_a_call_comes_with_the_brace_that_ends_its_object_and_not_before() -> None:
     reader = HermesReader()
     text = '<tool_call>{"name": "f", "arguments": {"a": "}}</tool_call>"}}'
-    assert [reader.push(one) for one in text[:-1]] == [[]] * (len(text) - 1)
+    found = [reader.push(one) for one in text[:-1]]
+    start = text.index('{"a"')
+    assert found[:start] == [[]] * start
+    assert found[start:] == [
+        [CallBegun("f"), ArgumentsText("{")],
+        *([ArgumentsText(one)] for one in text[start + 1 : -1]),
+    ]
     (call,) = reader.push(text[-1])
     assert call == FoundCall("f", {"a": "}}</tool_call>"}, text.removeprefix("<tool_call>"))
 
@@ -159,14 +191,18 @@ def test_only_a_beginning_of_the_tag_is_held_back() -> None:
         ('{"name": "f", "arguments": [1]}', 'a call needs "name"'),
         ('{"arguments": {}}', 'a call needs "name"'),
         ("{]", "a call is not JSON"),
+        ('{"name": "f", "arguments": {}, "name": "g"}', "a call has one of its keys twice"),
+        ('{"arguments": {"a": 1}, "name": 3}', 'a call needs "name"'),
         ("[1]", "a call is no JSON object"),
     ],
 )
 def test_what_is_no_call_is_said_to_be_none_and_what_follows_is_read(body: str, message: str) -> None:
-    fault, call = read(
-        HermesReader(), [f"<tool_call>{body}</tool_call>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>']
-    )
+    whole = f"<tool_call>{body}</tool_call>"
+    *begun, fault, _, _, call = read(HermesReader(), [whole, '<tool_call>{"name": "f", "arguments": {}}</tool_call>'])
     assert isinstance(fault, Fault)
+    told = "".join(one.text for one in begun if isinstance(one, ArgumentsText))
+    assert whole.endswith(told + fault.text)  # nothing of it is lost
+    assert fault.is_begun or fault.text == whole
     assert fault.reason == "malformed"
     assert message in fault.message
     assert isinstance(call, FoundCall)

@@ -29,6 +29,19 @@ def check(name: str, answer: Any) -> None:
     _validator(name).validate(answer)
 
 
+def check_event(event: Any) -> None:
+    """Raises when an event of a response's stream is not of the form that its type has."""
+    check(_event_schemas()[event["type"]], event)
+
+
+@cache
+def _event_schemas() -> dict[str, str]:
+    """The schemas of the events of a response's stream, by the type of the event."""
+    schemas = spec()["components"]["schemas"]
+    names = [one["$ref"].rpartition("/")[2] for one in schemas["ResponseStreamEvent"]["anyOf"]]
+    return {schemas[name]["properties"]["type"]["enum"][0]: name for name in names}
+
+
 @cache
 def _validator(name: str) -> Draft202012Validator:
     registry: Any = Registry().with_resource(URI, DRAFT202012.create_resource(spec()))

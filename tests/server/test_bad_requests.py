@@ -21,6 +21,26 @@ pytestmark = [pytest.mark.timeout(60)]
 HI = [{"role": "user", "content": "Hi"}]
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def call_with(arguments: str) -> dict[str, Any]:
+    return {**CALLING, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}]}
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(*names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named(name) for name in names]}}
+
+
 def refusal(**fields: Any) -> BadRequest:
     body = {"model": "tiny", "messages": HI, **fields}
     with pytest.raises(BadRequest) as caught:
@@ -38,9 +58,17 @@ def refusal(**fields: Any) -> BadRequest:
         ({"messages": None}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "pope", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{**CALLING, "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [CALLING, {"role": "tool", "tool_call_id": "1"}]}, "messages[1].content"),
+        ({"messages": [CALLING, {"role": "tool", "content": "x", "tool_call_id": "2"}]}, "messages[1].tool_call_id"),
+        ({"messages": [call_with("[]")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [call_with('{"a"')]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [*HI, {"role": "assistant", "content": None}]}, "messages[1].content"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
         (
@@ -80,7 +108,24 @@ def refusal(**fields: Any) -> BadRequest:
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"logit_bias": {"256": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("f" * 129)]}, "tools[0].function.name"),
+        ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name"),
+        ({"tools": [tool(f"f{number}") for number in range(257)]}, "tools"),
+        ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict"),
+        ({"tools": [tool("f", parameters={"type": "array"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool("f", parameters={"properties": []})]}, "tools[0].function.parameters.properties"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "some", "tools": [tool("f")]}, "tool_choice"),
+        ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice.function.name"),
+        ({"tool_choice": {"type": "custom"}, "tools": [tool("f")]}, "tool_choice.type"),
+        ({"tool_choice": allowed("f", "g"), "tools": [tool("f")]}, "tool_choice.allowed_tools.tools[1].function.name"),
+        ({"tool_choice": allowed(), "tools": [tool("f")]}, "tool_choice.allowed_tools.tools"),
+        ({"parallel_tool_calls": 1, "tools": [tool("f")]}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

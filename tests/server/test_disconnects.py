@@ -14,6 +14,10 @@ from loopwright.core.runs import RunSpec
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": HI}),
+    ("/v1/responses", {"input": "Hi"}),
+]
 
 
 async def hang_up_after(live: Live, path: str, body: dict[str, Any], condition: Any) -> None:
@@ -29,22 +33,28 @@ async def hang_up_after(live: Live, path: str, body: dict[str, Any], condition: 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("script", [None, lambda run: run.text("some text")])
-async def test_a_chat_whose_client_goes_is_cancelled(is_streamed: bool, script: Any) -> None:
+@pytest.mark.parametrize(("path", "asked"), ROUTES)
+async def test_a_request_whose_client_goes_is_cancelled(
+    path: str, asked: dict[str, Any], is_streamed: bool, script: Any
+) -> None:
     fake = FakeRuns(script)
     async with live_server(fake) as live:
-        body = {"model": "tiny", "messages": HI, "stream": is_streamed}
-        await hang_up_after(live, "/v1/chat/completions", body, lambda: len(fake.started) == 1)
+        body = {"model": "tiny", **asked, "stream": is_streamed}
+        await hang_up_after(live, path, body, lambda: len(fake.started) == 1)
         await eventually(lambda: fake.cancelled == ["run-0"])
         await eventually(lambda: fake.started[0].num_readers == 0)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_queued_request_whose_client_goes_never_starts(is_streamed: bool) -> None:
+@pytest.mark.parametrize(("path", "asked"), ROUTES)
+async def test_a_queued_request_whose_client_goes_never_starts(
+    path: str, asked: dict[str, Any], is_streamed: bool
+) -> None:
     fake = FakeRuns()
     fake.hold_start = asyncio.Event()
     async with live_server(fake) as live:
-        body = {"model": "tiny", "messages": HI, "stream": is_streamed}
-        await hang_up_after(live, "/v1/chat/completions", body, lambda: fake.num_waiting == 1)
+        body = {"model": "tiny", **asked, "stream": is_streamed}
+        await hang_up_after(live, path, body, lambda: fake.num_waiting == 1)
         await eventually(lambda: fake.num_waiting == 0)
         fake.hold_start.set()
         assert (await live.http.get("/health")).status_code == 200

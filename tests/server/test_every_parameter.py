@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fake_runs import MODEL
+from openai.types.responses import response_create_params
 from openai_spec import parameters
 
 from loopwright.core.errors import BadRequest
@@ -12,9 +13,13 @@ from loopwright.server.body import parse_body
 from loopwright.server.chat_request import ChatBody, chat_spec, read_chat
 from loopwright.server.completion_request import CompletionBody, completion_spec, read_completion
 from loopwright.server.parameters import HONOURED, INERT, REFUSED
+from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
+from loopwright.server.response_request import LOGPROBS, ResponseBody, read_response
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
 
 BOTH: dict[str, Any] = {
     "model": "tiny2",
@@ -52,13 +57,13 @@ CHAT: dict[str, Any] = {
     "top_logprobs": ({"logprobs": True}, 3),
     "logprob_kind": ({"logprobs": True}, "processed"),
     "metadata": {"k": "v"},
-    "parallel_tool_calls": True,
+    "parallel_tool_calls": ({"tools": [TOOL]}, False),
     "prompt_cache_key": "k",
     "safety_identifier": "s",
     "service_tier": "flex",
     "store": True,
     "tools": [TOOL],
-    "tool_choice": "required",
+    "tool_choice": ({"tools": [TOOL]}, "required"),
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
@@ -82,6 +87,41 @@ COMPLETION: dict[str, Any] = {
     "logprob_kind": ({"logprobs": 1}, "processed"),
     "suffix": "x",
 }
+RESPONSE: dict[str, Any] = {
+    **{
+        name: BOTH[name] for name in BOTH if name not in ("n", "response_format", "prompt_logprobs", "return_token_ids")
+    },
+    "input": "other",
+    "instructions": "Be brief.",
+    "previous_response_id": "resp_1",
+    "store": False,
+    "stream_options": ({"stream": True}, {"include_obfuscation": False}),
+    "max_output_tokens": 5,
+    "text": {"format": {"type": "json_object"}},
+    "include": [LOGPROBS],
+    "top_logprobs": ({"include": [LOGPROBS]}, 3),
+    "logprob_kind": ({"include": [LOGPROBS]}, "processed"),
+    "tools": [FUNCTION],
+    "tool_choice": ({"tools": [FUNCTION]}, {"type": "function", "name": "f"}),
+    "parallel_tool_calls": ({"tools": [FUNCTION]}, False),
+    "metadata": {"k": "v"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "service_tier": "flex",
+    "max_tool_calls": 3,
+    "background": True,
+    "background_options": {"completion_window": "2h"},
+    "truncation": "auto",
+    "reasoning": {"effort": "high"},
+    "conversation": "conv_1",
+    "context_management": [{"type": "compaction"}],
+    "prompt": {"id": "p"},
+    "prompt_cache_options": {"ttl": "12h"},
+    "prompt_cache_retention": "24h",
+    "moderation": {"model": "m"},
+    "access_programs": {"cyber": "standard"},
+    "image": {"context_compression": "auto"},
+}
 """For each parameter a value that asks for something; or, in a pair, after what else it takes."""
 
 
@@ -97,16 +137,30 @@ def read_as_completion(**fields: Any) -> Any:
     return request.generation, completion_spec(request, MODEL)
 
 
-ROUTES = {"chat": (read_as_chat, CHAT), "completion": (read_as_completion, COMPLETION)}
-CASES = [(route, name) for route, (_, samples) in ROUTES.items() for name in samples]
+def read_as_response(**fields: Any) -> Any:
+    body = parse_body(json.dumps({"model": "tiny", "input": "x", **fields}).encode(), ResponseBody)
+    before = [{"role": "user", "content": "before"}] if body.previous_response_id else []
+    request = read_response(body, before, lambda *named: {})
+    told = {name: getattr(body, name) for name in ("store", "metadata", "include", "stream_options")}
+    return request.chat.generation, (chat_spec(request.chat, MODEL), told)
+
+
+CHATS = (HONOURED, INERT, REFUSED)
+RESPONSES = (RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED)
+ROUTES = {
+    "chat": (read_as_chat, CHAT, CHATS),
+    "completion": (read_as_completion, COMPLETION, CHATS),
+    "response": (read_as_response, RESPONSE, RESPONSES),
+}
+CASES = [(route, name) for route, (_, samples, _) in ROUTES.items() for name in samples]
 
 
 @pytest.mark.parametrize(("route", "name"), CASES)
 def test_a_parameter_is_what_the_table_says(route: str, name: str) -> None:
-    read, samples = ROUTES[route]
+    read, samples, (honoured, _, refused) = ROUTES[route]
     beside, value = samples[name] if isinstance(samples[name], tuple) else ({}, samples[name])
     without = read(**beside)
-    if name in REFUSED:
+    if name in refused:
         with pytest.raises(BadRequest) as caught:
             read(**beside, **{name: value})
         assert caught.value.field == name
@@ -114,7 +168,7 @@ def test_a_parameter_is_what_the_table_says(route: str, name: str) -> None:
     else:
         generation, spec = read(**beside, **{name: value})
         changes = (spec, _shown(generation)) != (without[1], _shown(without[0]))
-        assert changes == (name in HONOURED)
+        assert changes == (name in honoured)
 
 
 def _shown(generation: Any) -> Any:
@@ -126,6 +180,9 @@ def _shown(generation: Any) -> Any:
 def test_every_parameter_that_openai_documents_has_a_sample() -> None:
     assert sorted(set(parameters("CreateChatCompletionRequest")) - set(CHAT)) == []
     assert sorted(set(parameters("CreateCompletionRequest")) - set(COMPLETION)) == []
+    assert sorted(set(parameters("CreateResponse")) - set(RESPONSE)) == []
+    client_s = response_create_params.ResponseCreateParamsBase.__annotations__
+    assert sorted(set(client_s) - set(RESPONSE)) == []
 
 
 def test_every_parameter_that_a_body_has_is_in_the_table_once_and_has_a_sample() -> None:
@@ -134,3 +191,5 @@ def test_every_parameter_that_a_body_has_is_in_the_table_once_and_has_a_sample()
     assert sorted(ChatBody.__struct_fields__) == sorted(CHAT)
     assert sorted(CompletionBody.__struct_fields__) == sorted(COMPLETION)
     assert {*CHAT, *COMPLETION} == set(table)
+    assert sorted(ResponseBody.__struct_fields__) == sorted(RESPONSE)
+    assert sorted(RESPONSE) == sorted([*RESPONSE_HONOURED, *RESPONSE_INERT, *RESPONSE_REFUSED])

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -103,22 +104,29 @@ async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs(mon
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/runs", {"source": "x"}, lambda last: last["error"]),
+        ("/v1/responses", {"model": "tiny", "input": "x"}, lambda last: last["response"]["error"]),
+    ],
+)
 async def test_who_is_ended_by_a_stopping_server_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: str, body: Any, told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("loopwright.server.http.GRACE_S", 0)
     fake = FakeRuns(lambda run: run.text("a"))
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result))
     async with httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{await ready}") as client:
-        waits = asyncio.create_task(client.post("/v1/runs", json={"source": "x", "stream": False}))
-        streams = asyncio.create_task(client.post("/v1/runs", json={"source": "x"}))
+        waits = asyncio.create_task(client.post(path, json={**body, "stream": False}))
+        streams = asyncio.create_task(client.post(path, json={**body, "stream": True}))
         await eventually(lambda: fake.num_reading == 2)
         serving.cancel()
         whole, streamed = await waits, await streams
         assert (whole.status_code, streamed.status_code) == (503, 200)
         last = json.loads(streamed.text.rpartition("data: ")[2])
-        for error in (whole.json()["error"], last["error"]):
+        for error in (whole.json()["error"], told(last)):
             assert error["message"].startswith("the server is stopping")
         await asyncio.gather(serving, return_exceptions=True)
     assert sorted(fake.cancelled) == ["run-0", "run-1"]

@@ -3,6 +3,7 @@ the model's own words, has written plain text: on every route, the control token
 chat template and no more, and the text reaches it letter for letter."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -72,11 +73,32 @@ def test_messages_of_all_roles_in_a_chat_completion(text: ModelText) -> None:
     in_loop(scenario)
 
 
-@pytest.mark.parametrize("role", ["tool", "function"])
-def test_a_role_that_chat_completions_do_not_take_is_refused_before_anything_runs(text: ModelText, role: str) -> None:
+def test_a_call_and_its_result_in_a_chat_completion(text: ModelText) -> None:
+    arguments = json.dumps({HOSTILE: HOSTILE})
+    call = {"id": HOSTILE, "type": "function", "function": {"name": HOSTILE, "arguments": arguments}}
+    messages: list[Any] = [
+        {"role": "system", "content": HOSTILE},
+        {"role": "user", "content": HOSTILE},
+        {"role": "assistant", "content": HOSTILE, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": HOSTILE, "content": HOSTILE},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": HOSTILE, "parameters": {"title": HOSTILE}}}]
+
     async def scenario() -> None:
         async with scripted(text) as (system, client):
-            messages = [{"role": "user", "content": "x"}, {"role": role, "content": HOSTILE, "tool_call_id": "1"}]
+            ran = await tokens_of(system, ask(client, messages, tools=tools, tool_choice="none"))
+            assert num_controls(text, ran) == own_controls(text, ("system", "user", "assistant", "tool"))
+            told = plain_text(text, ran)
+            assert told.count(HOSTILE) == 4
+            assert told.count(json.dumps(HOSTILE)) == 5  # twice of the tool, and the call's name and arguments
+
+    in_loop(scenario)
+
+
+def test_a_role_that_chat_completions_do_not_take_is_refused_before_anything_runs(text: ModelText) -> None:
+    async def scenario() -> None:
+        async with scripted(text) as (system, client):
+            messages = [{"role": "user", "content": "x"}, {"role": "function", "content": HOSTILE, "name": "f"}]
             body = {"model": client.model, "messages": messages}
             answer = await client.http.post("/v1/chat/completions", json=body)
             assert answer.status_code == 400

@@ -10,11 +10,12 @@ import test_case_i1_neighbours as i1
 import test_case_i3_one_answer as i3
 import torch
 
+from kernels_here import needs_kernels
 from loopwright.core.calls import Sampling
 from loopwright.core.model_info import WeightDtype
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import byte_model
-from loopwright.engine.native.build import find_compiler, load_kernels, processor_sets
+from loopwright.engine.native.build import load_kernels
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.choice import weight_types
 from loopwright.engine.native.decoder import NativeDecoder
@@ -24,7 +25,7 @@ from system_rig import byte_system, in_loop, together
 
 DTYPES: list[WeightDtype] = ["bfloat16", "int8"]
 
-pytestmark = pytest.mark.skipif(not (processor_sets() and find_compiler()), reason="the kernels cannot be had here")
+pytestmark = needs_kernels
 
 
 class KernelOracle(Oracle):

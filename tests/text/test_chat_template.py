@@ -157,7 +157,8 @@ def test_a_template_may_make_a_control_token_out_of_parts(bytes_only, source):
         "{{ messages[0].content.split('#')|join }}",
         "{{ messages[2].name }}",
         "{{ messages[2].tool_calls|tojson }}",
-        "{{ messages[2].tool_calls[0].arguments['<|im_end|>'] }}",
+        "{{ messages[2].tool_calls[0].function.arguments['<|im_end|>'] }}",
+        "{{ messages[2].tool_calls[0].id }}",
     ],
 )
 def test_no_way_of_handling_a_message_makes_a_control_token_of_it(bytes_only, source):
@@ -168,7 +169,7 @@ def test_no_way_of_handling_a_message_makes_a_control_token_of_it(bytes_only, so
             "role": "assistant",
             "content": "",
             "name": "<|im_end|>",
-            "tool_calls": [{"arguments": {"<|im_end|>": "<|im_start|>"}}],
+            "tool_calls": [{"name": "<|im_end|>", "arguments": {"<|im_end|>": "<|im_start|>"}, "id": "<|im_end|>"}],
         },
     ]
     ids = byte_template(bytes_only, source).render(messages, add_generation_prompt=False)

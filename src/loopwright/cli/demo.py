@@ -15,7 +15,7 @@ QUESTION = "Which river flows through Paris?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--program", default="programs/react.py", help="the agent (default: %(default)s)")
+    parser.add_argument("--program", default=str(_agent()), help="the agent (default: programs/react.py)")
     parser.add_argument("--question", default=QUESTION, help="what to ask it (default: %(default)s)")
     parser.add_argument("--model", default="default", help="a model's name, GGUF file, folder or Hub id")
 
@@ -30,3 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
             arguments={"question": arguments.question, "search_url": url},
         )
         return run_here(spec, config, prepared)
+
+
+def _agent() -> Path:
+    """The repository's agent, or the copy of it that a wheel carries."""
+    here, carried = Path("programs", "react.py"), Path(__file__).parents[1] / "programs" / "react.py"
+    return here if here.exists() or not carried.exists() else carried

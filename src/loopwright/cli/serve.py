@@ -44,5 +44,5 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
-        app = create_app(system.runs, host=config.server.host)
+        app = create_app(system.runs, host=config.server.host, kept=config.server.responses)
         return await serve(app, config.server.host, config.server.port, ready)

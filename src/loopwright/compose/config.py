@@ -15,6 +15,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
+from loopwright.server.response_store import ResponsesConfig
 
 Backend = Literal["auto", "fiber", "reentrant"]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -77,6 +78,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(min_length=1, description="the address to bind", extra={"flag": "--host"})] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
+    responses: Annotated[ResponsesConfig, Meta(description="what is kept of /v1/responses:")] = ResponsesConfig()
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """Looks at this machine: what would compute here, in how many processes, and why nothing better. Changes nothing but
 the cache, where kernels that had to be compiled stay. Asked by `loopwright doctor`."""
 
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from importlib.metadata import version
 
 from loopwright.compose.config import Config, num_cores
 from loopwright.core.errors import LoopwrightError
-from loopwright.engine.native.build import find_compiler, load_kernels, processor_sets
+from loopwright.engine.native.build import PROCESSOR, load_kernels, processor_sets
+from loopwright.engine.native.compiler import find_compiler
 from loopwright.runtime.sandboxes.fiber_check import why_not
 from loopwright.runtime.sandboxes.wasm_engine import new_engine
 from loopwright.weights.store import cache_folder, list_models
@@ -32,7 +34,8 @@ def examine(config: Config) -> Iterator[Finding]:
     workers = config.num_runtime_workers
     layout = f"{workers} runtime processes, one for each model, one for HTTP" if workers else "one for everything"
     yield Finding("processes of a server", layout)
-    yield Finding("instruction sets", ", ".join(processor_sets()) or "none that the kernels know")
+    limit = f"; {PROCESSOR} is {os.environ[PROCESSOR]}" if os.environ.get(PROCESSOR) else ""
+    yield Finding("instruction sets", (", ".join(processor_sets()) or "none that the kernels know") + limit)
     yield Finding("compiler", find_compiler() or "none")
     yield _kernels(config)
     reason = why_not(new_engine())
@@ -51,6 +54,7 @@ def _kernels(config: Config) -> Finding:
         kernels = load_kernels(cache_folder(), None if wanted == "auto" else wanted)
     except LoopwrightError as error:
         return Finding("engine", f"torch, float32: {error}", error.hint or "")
+    why = "the best that the processor has" if wanted == "auto" else "engine.instructions says so"
     return Finding(
-        "engine", f"native kernels for {kernels.instructions}, {kernels.origin}; models that do not fit: torch"
+        "engine", f"native kernels for {kernels.instructions}, {why}, {kernels.origin}; models that do not fit: torch"
     )

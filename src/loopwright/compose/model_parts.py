@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from loopwright.compose.config import EngineConfig, num_cores
+from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
@@ -29,6 +30,7 @@ from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.reasoning import reasoning_tags
 from loopwright.text.tokenizer import Tokenizer
+from loopwright.text.tool_prompts import tool_format
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
 
@@ -68,6 +70,7 @@ async def open_model(
         on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
     )
+    give_back_memory()
     try:
         yield ModelParts(
             text=model_text(_info(files, executor, tokenizer, config), tokenizer),
@@ -150,6 +153,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         exactness=executor.exactness,
         template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
         reasoning=reasoning_tags(tokenizer.chat_template, tokenizer.controls),
+        tool_format=tool_format(tokenizer.chat_template),
         engine=f"loopwright {version('loopwright')}, {executor.computed_by}",
         license=files.license,
         description=files.description,

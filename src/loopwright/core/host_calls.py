@@ -71,12 +71,22 @@ class Detokenize(HostCall, frozen=True, kw_only=True, tag="detokenize"):
     model: str = ""
 
 
+class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a tool that an assistant's message made."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One chat message."""
+    """One chat message. `tool_calls` are an assistant's, and stand behind its content."""
 
     role: str
     content: str
     name: str | None = None  # of the tool whose result it is
+    tool_calls: tuple[CalledTool, ...] = ()
+    tool_call_id: str | None = None  # of the call whose result it is
 
 
 class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

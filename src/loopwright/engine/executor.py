@@ -3,10 +3,9 @@
 Made by compose, driven by control.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,8 +17,8 @@ from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
 from loopwright.engine.model_runner import ModelRunner, NativeSettings
-from loopwright.engine.native.build import InstructionSet
 from loopwright.engine.native.choice import choose, weight_types
+from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.step_thread import StepThread
 
 
@@ -91,7 +90,7 @@ def create_executor(
     `ahead` is the same file, if somebody has begun to decode it.
 
     Raises BadRequest and Unavailable as `load_model` and `make_attention` do."""
-    executor = TorchExecutor(
+    return TorchExecutor(
         load_model(path, ahead, layers),
         num_blocks=num_blocks,
         num_slots=num_slots,
@@ -100,11 +99,3 @@ def create_executor(
         dtype=dtype,
         instructions=instructions,
     )
-    _give_back_memory()
-    return executor
-
-
-def _give_back_memory() -> None:
-    """What loading freed goes back to the system: glibc keeps it otherwise. Elsewhere nothing is done."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

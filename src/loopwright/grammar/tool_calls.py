@@ -24,10 +24,12 @@ ToolFormat: TypeAlias = Literal["hermes", "llama3_json"]
 
 
 class ToolSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool that may be called: its arguments are an object of that schema."""
+    """A tool that may be called: its arguments are an object of that schema. If that cannot be held, it is refused with
+    `strict`, and otherwise any object will do."""
 
     name: str
     parameters: msgspec.Raw
+    strict: bool = True
 
 
 class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +90,8 @@ def _parameters(tool: ToolSchema) -> Schema:
     try:
         schema = read_schema(bytes(tool.parameters).decode())
     except BadRequest as error:
+        if not tool.strict:
+            return {"type": "object"}
         raise tool_error(tool.name, error.field.partition("#")[2], error.message.partition(": ")[2]) from None
     if schema.get("type") != "object":
         raise tool_error(tool.name, "/type", 'the schema of arguments must say "type": "object"')

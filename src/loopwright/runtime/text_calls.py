@@ -38,6 +38,7 @@ class TextCalls:
 
     def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
         num_chars = sum(len(message.content) for message in call.messages)
+        num_chars += sum(len(msgspec.json.encode(one.tool_calls)) for one in call.messages if one.tool_calls)
         num_chars += len(msgspec.json.encode(call.tools)) if call.tools else 0
         return _soon(num_chars, lambda: {"tokens": self._tokens_of_chat(call)})
 
@@ -67,9 +68,15 @@ class TextCalls:
         )
 
 
-def _message(message: Message) -> dict[str, str]:
-    fields = {"role": message.role, "content": message.content}
-    return fields if message.name is None else {**fields, "name": message.name}
+def _message(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        fields["tool_calls"] = [msgspec.structs.asdict(one) for one in message.tool_calls]
+    return fields
 
 
 def _soon(num_chars: int, work: Callable[[], Payload]) -> Payload | Coroutine[Any, Any, Payload]:

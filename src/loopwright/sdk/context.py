@@ -77,9 +77,15 @@ class Context:
         """Adds a finished assistant message, as an example or as history."""
         self.message("assistant", text)
 
-    def message(self, role: str, content: str) -> None:
-        """Adds a message of any role that the template knows."""
-        self._log.append({"role": role, "content": content})
+    def message(self, role: str, content: str, **more: Any) -> None:  # noqa: ANN401 (JSON)
+        """Adds a message of any role that the template knows. `more`: of a result, `tool_call_id` and the `name` of its
+        tool; of an assistant's message, `tool_calls` as {name, arguments, id}."""
+        self._log.append({"role": role, "content": content, **more})
+
+    def tell_tools(self, tools: Sequence[Tool]) -> None:
+        """Has the chat's first messages tell of the tools, before anything of it has run. `generate` and `stream` do so
+        by themselves, with those that they are given."""
+        self._log.transcript.announce([one.spec for one in tools])
 
     async def place(
         self, content: str | Sequence[int], *, sees: Iterable[Span | range] | None = None
@@ -394,7 +400,7 @@ class Context:
         description = await self._run.description(self._queue.model)
         if use is not None:
             options = use.options(options, description["tool_format"])
-            self._log.transcript.announce(use.specs())
+            self._log.transcript.announce([one.spec for one in use.tools])
         await self._prepare(opens_turn=True)
         fields, sampling = segment_fields(options, description["model"])
         fields["sampling"] = self._sampling(sampling, description["seed"])

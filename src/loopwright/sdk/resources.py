@@ -237,7 +237,7 @@ def detokenize(tokens: Sequence[int], *, each: bool = False, model: str = "") ->
 
 
 def render_chat(
-    messages: Sequence[dict[str, str]],
+    messages: Sequence[Payload],
     *,
     num_done: int,
     is_open: bool,

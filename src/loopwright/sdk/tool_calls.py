@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from loopwright.sdk.call_object import ArgumentsText, CallBegun, Fault, Found, FoundCall
 from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.grammar import Grammar
 from loopwright.sdk.schema_check import check
-from loopwright.sdk.tool_formats import CallReader, Fault, FoundCall, reader_of
+from loopwright.sdk.tool_formats import CallReader, reader_of
 from loopwright.sdk.tools import Tool
 from loopwright.sdk.turn import BrokenCall, ToolCall, Turn
 
@@ -29,10 +30,6 @@ class ToolUse:
     is_strict: bool = True
     format: str = field(default="", init=False)
 
-    def specs(self) -> list[dict[str, Any]]:
-        """What the model is told of the tools."""
-        return [{"name": one.name, "description": one.description, "parameters": one.parameters} for one in self.tools]
-
     def options(self, given: Mapping[str, Any], format: str) -> dict[str, Any]:
         """The segment's options, with the grammar that holds it to these tools. `format` is how the model writes calls.
         Raises BadRequest."""
@@ -45,7 +42,7 @@ class ToolUse:
         source = {
             "format": self.format,
             "tools": [
-                {"name": one.name, "parameters": one.parameters}
+                {"name": one.name, "parameters": one.parameters, "strict": one.is_strict}
                 for one in self.tools
                 if not is_named or one.name == self.choice
             ],
@@ -118,7 +115,7 @@ class ToolCallReader:
         reader, self._reader = self._reader, None
         return self._sorted(reader.finish() if reader is not None else [])
 
-    def _sorted(self, found: Sequence[str | FoundCall | Fault]) -> list[Part]:
+    def _sorted(self, found: Sequence[Found]) -> list[Part]:
         parts: list[Part] = []
         for one in found:
             match one:
@@ -128,9 +125,11 @@ class ToolCallReader:
                         parts.append(call)
                 case Fault():
                     self._broken.append(BrokenCall(one.text, one.reason, one.message))
-                case text:
+                case str() as text:
                     self._prose.append(text)
                     parts.append(text)
+                case CallBegun() | ArgumentsText():
+                    pass  # a program gets calls whole
         return parts
 
     def _checked(self, found: FoundCall) -> ToolCall | None:

@@ -15,15 +15,28 @@ class Tool:
     """A function that a program, or the model that it asks, may call: `await tool(city="Paris")`.
 
     `parameters` is a JSON schema of type object; arguments that do not fit it are BadRequest, its field such as
-    `search.city`, and the function is not called."""
+    `search.city`, and the function is not called. With `strict`, a schema to which no grammar can hold what a model
+    writes is an error of the segment that it is given to; without, arguments are then held to be an object alone."""
 
     def __init__(
-        self, name: str, description: str, parameters: JsonSchema, execute: Callable[[dict[str, Any]], Any]
+        self,
+        name: str,
+        description: str,
+        parameters: JsonSchema,
+        execute: Callable[[dict[str, Any]], Any],
+        *,
+        strict: bool = True,
     ) -> None:
         self.name = name
         self.description = description
         self.parameters = parameters
+        self.is_strict = strict
         self._execute = execute
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What a model is told of it."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
     async def __call__(self, /, **arguments: Any) -> Any:  # noqa: ANN401 (JSON)
         check(arguments, self.parameters, self.name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.sdk.errors import BadRequest
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Tool = dict[str, Any]
 """What the model is told of a tool: {name, description, parameters}."""
 

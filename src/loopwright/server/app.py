@@ -12,6 +12,7 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.server import errors
 from loopwright.server.errors import json_response
+from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
 from loopwright.server.metrics_route import MetricsRoute
@@ -19,6 +20,8 @@ from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
 from loopwright.server.origin import WithOrigin
 from loopwright.server.program_routes import ProgramRoutes
+from loopwright.server.response_routes import ResponseRoutes
+from loopwright.server.response_store import ResponsesConfig, ResponseStore
 from loopwright.server.stopping import EndsWhenStopped
 from loopwright.server.text_routes import TextRoutes
 
@@ -26,11 +29,19 @@ LOOPBACK = "127.0.0.1"
 
 
 def create_app(
-    runs: Runs, *, host: str = LOOPBACK, clock: Clock | None = None, tenant_of: TenantOf = everybody
+    runs: Runs,
+    *,
+    host: str = LOOPBACK,
+    clock: Clock | None = None,
+    tenant_of: TenantOf = everybody,
+    kept: ResponsesConfig | None = None,
 ) -> FastAPI:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
-    `tenant_of` says whose a request is, and so whose are the runs that it starts."""
-    generating = OpenAIRoutes(runs, clock or SystemClock())
+    `tenant_of` says whose a request is, and so whose are the runs that it starts; `kept`, what is kept of responses."""
+    clock = clock or SystemClock()
+    generating = Generating(runs, clock)
+    openai = OpenAIRoutes(generating)
+    responses = ResponseRoutes(generating, ResponseStore(clock, kept or ResponsesConfig()))
     programs = ProgramRoutes(runs)
     texts = TextRoutes(runs)
 
@@ -46,11 +57,16 @@ def create_app(
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
-        Route("/v1/models", generating.models, methods=["GET"]),
-        Route("/v1/models/{model:path}", generating.model, methods=["GET"]),
-        Route("/v1/chat/completions", generating.chat_completions, methods=["POST"]),
+        Route("/v1/models", openai.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", openai.model, methods=["GET"]),
+        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
         Route("/v1/chat/completions/render", texts.render, methods=["POST"]),
-        Route("/v1/completions", generating.completions, methods=["POST"]),
+        Route("/v1/completions", openai.completions, methods=["POST"]),
+        Route("/v1/responses", responses.create_response, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.response, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),

@@ -39,6 +39,14 @@ def parse_body(payload: bytes, kind: type[BodyT]) -> BodyT:
         raise BadRequest(f"the body is not JSON: {error}") from None
 
 
+def convert_part(part: object, kind: type[BodyT], place: str = "") -> BodyT:
+    """The same of a part of a body that was read as any JSON, and stands at that place."""
+    try:
+        return msgspec.convert(part, kind)
+    except msgspec.ValidationError as error:
+        raise _bad_field(str(error), place) from None
+
+
 async def _read_bounded(request: Request) -> bytes:
     """The whole body; reading stops at the limit."""
     payload = bytearray()
@@ -49,12 +57,16 @@ async def _read_bounded(request: Request) -> bytes:
     return bytes(payload)
 
 
-def _bad_field(problem: str) -> BadRequest:
+def _bad_field(problem: str, place: str = "") -> BadRequest:
     """msgspec's sentence, as a message that begins with the field's name."""
     found = _AT.search(problem)
-    path = found["path"] if found else ""
+    path = _joined(place, found["path"] if found else "")
     problem = _AT.sub("", problem)
     if named := _NAMED.match(problem):
-        path = f"{path}.{named['name']}" if path else named["name"]
+        path = _joined(path, named["name"])
         problem = _PROBLEMS[named["problem"]]
     return BadRequest(f"{path}: {problem}" if path else problem, field=path)
+
+
+def _joined(place: str, path: str) -> str:
+    return f"{place}{path}" if not (place and path) or path.startswith("[") else f"{place}.{path}"

@@ -22,6 +22,7 @@ from loopwright.server.generation import (
     read_generation,
     refuse,
 )
+from loopwright.server.tool_request import AskedTools, CallBody, ToolBody, ToolChoice, read_calls, read_tools
 
 Message = dict[str, Any]
 
@@ -38,8 +39,8 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     name: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
+    tool_call_id: str | None = None
+    tool_calls: list[CallBody] | None = None
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
@@ -58,16 +59,17 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     logprobs: bool | None = None
     top_logprobs: Top | None = None
 
-    metadata: dict[str, str] | None = None  # from here on inert: they change no answer
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+    metadata: dict[str, str] | None = None  # from here on inert: they change no answer
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
 
-    tools: Any = None  # from here on as REFUSED says
-    tool_choice: Any = None
-    functions: Any = None
+    functions: Any = None  # from here on as REFUSED says
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
@@ -86,6 +88,7 @@ class ChatRequest:
 
     body: ChatBody
     generation: Generation
+    tools: AskedTools | None = None
 
 
 def read_chat(body: ChatBody) -> ChatRequest:
@@ -93,45 +96,89 @@ def read_chat(body: ChatBody) -> ChatRequest:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs: only allowed when logprobs is true", field="top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return ChatRequest(body, read_generation(body, max_tokens=_read_max_tokens(body), num_top=num_top))
+    tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    generation = read_generation(body, max_tokens=_read_max_tokens(body), num_top=num_top)
+    return ChatRequest(body, generation, tools)
 
 
 def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request."""
     refuse(request.body)
-    messages = [_plain_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
-    spec = model_spec("chat", {"messages": messages}, request.generation, model)
+    more: dict[str, Any] = {}
     if model.reasoning is not None:
-        spec.arguments["options"] = {**spec.arguments["options"], "reasoning": list(model.reasoning)}
+        more["reasoning"] = list(model.reasoning)
+    if request.tools is not None:
+        more["tools"] = request.tools.options()
+    spec = model_spec("chat", {"messages": read_messages(request.body.messages)}, request.generation, model)
+    spec.arguments["options"] = {**spec.arguments["options"], **more}
     return spec
+
+
+def prompt_arguments(spec: RunSpec) -> dict[str, Any]:
+    """What the prompt of a chat's run is made of, as the program `tokenize` takes it."""
+    tools = spec.arguments["options"].get("tools", {}).get("tools", ())
+    specs = [{name: value for name, value in one.items() if name != "strict"} for one in tools]
+    return {"messages": spec.arguments["messages"], "tools": specs}
 
 
 def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:
     """The run of a deployed program that answers it: as `program_spec`, with `messages`."""
-    messages = [_whole_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
+    messages = [_whole_message(one) for one in request.body.messages]
     return program_spec(program, request.generation, "messages", messages, lambda: _last_user_text(messages))
 
 
-def _plain_message(message: MessageBody, place: str) -> Message:
-    """For a model: a role and a text."""
-    if message.role in ("tool", "function"):
-        raise BadRequest(f"{place}.role: {message.role} messages are not supported", field=f"{place}.role")
+def read_messages(messages: Sequence[MessageBody]) -> list[Message]:
+    """The messages as the chat program takes them. Raises BadRequest naming the message and its field."""
+    names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
+    return [_plain_message(one, f"messages[{place}]", names) for place, one in enumerate(messages)]
+
+
+def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> Message:
+    """For a model: a role and a text, with an assistant's calls, and of a result the call."""
+    if message.role == "function":
+        raise BadRequest(
+            f"{place}.role: function messages are not supported",
+            hint="a result is a message of the role tool, with its tool_call_id",
+            field=f"{place}.role",
+        )
+    known = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}.get(message.role, ())
     for name in MORE_FIELDS:
-        if getattr(message, name) not in (None, []):
+        if name not in known and getattr(message, name) not in (None, []):
             raise BadRequest(f"{place}.{name}: not supported", hint="leave it out", field=f"{place}.{name}")
-    if message.content is None:
+    calls = read_calls(message.tool_calls or (), place)
+    if message.content is None and not calls:
         raise BadRequest(f"{place}.content: is required", field=f"{place}.content")
-    return _whole_message(message, place)
+    plain = {"role": _role(message), "content": _content(message) or ""}
+    if message.role == "tool":
+        return {**plain, **_of_call(message, place, names)}
+    names |= {call["id"]: call["name"] for call in calls}
+    return {**plain, "tool_calls": calls} if calls else plain
 
 
-def _whole_message(message: MessageBody, place: str) -> Message:
+def _of_call(message: MessageBody, place: str, names: Mapping[str, str]) -> Message:
+    """Which call a result is of."""
+    call_id, field = message.tool_call_id, f"{place}.tool_call_id"
+    if call_id is None:
+        raise BadRequest(f"{field}: is required", field=field)
+    if call_id not in names:
+        raise BadRequest(f"{field}: no message before has a call with the id {call_id[:130]!r}", field=field)
+    return {"tool_call_id": call_id, "name": names[call_id]}
+
+
+def _whole_message(message: MessageBody) -> Message:
     """For a program: what was said of it, without what is null or empty."""
-    role = "system" if message.role == "developer" else message.role
+    more = {name: msgspec.to_builtins(getattr(message, name)) for name in MORE_FIELDS}
+    more = {name: one for name, one in more.items() if one not in (None, [])}
+    return {"role": _role(message), "content": _content(message), **more}
+
+
+def _role(message: MessageBody) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _content(message: MessageBody) -> str | None:
     content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
-    more = {name: getattr(message, name) for name in MORE_FIELDS}
-    return {"role": role, "content": content, **{name: one for name, one in more.items() if one not in (None, [])}}
+    return "".join(part.text for part in content) if isinstance(content, list) else content
 
 
 def _read_max_tokens(body: ChatBody) -> int | None:

@@ -38,11 +38,10 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 ResponseFormat: TypeAlias = PlainText | JsonObject | JsonSchema
 
 
-class ConstraintBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a body that say what the text must be."""
+class GuidedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a body that say what the text must be, beside a response format; extensions."""
 
-    response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = None  # a schema; from here on extensions
+    guided_json: dict[str, Any] | str | None = None  # a schema
     guided_regex: Annotated[str, Meta(min_length=1)] | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
     guided_grammar: Annotated[str, Meta(min_length=1)] | None = None  # Lark's
@@ -57,9 +56,9 @@ class Constraint:
     field: str
 
 
-def read_constraint(body: ConstraintBody) -> Constraint | None:
+def read_constraint(response_format: ResponseFormat | None, body: GuidedBody) -> Constraint | None:
     """Raises BadRequest when there are two."""
-    found = [*_of_response_format(body.response_format), *_guided(body)]
+    found = [*_of_response_format(response_format), *_guided(body)]
     if len(found) > 1:
         raise BadRequest(
             f"{found[1].field}: the text is held to {found[0].field} already",
@@ -80,7 +79,7 @@ def _of_response_format(given: ResponseFormat | None) -> list[Constraint]:
             return [Constraint("json_schema", json.dumps(given.json_schema.schema), field)]
 
 
-def _guided(body: ConstraintBody) -> list[Constraint]:
+def _guided(body: GuidedBody) -> list[Constraint]:
     found: list[Constraint] = []
     if body.guided_json is not None:
         source = body.guided_json if isinstance(body.guided_json, str) else json.dumps(body.guided_json)

@@ -1,6 +1,7 @@
-"""Turns errors into HTTP answers: the one table of statuses, and OpenAI's error object. Never decides what is an error.
+"""Turns errors into HTTP answers: the one table of statuses, and the error objects of OpenAI and of Anthropic.
 
-Registered in app, used by the streams for errors that come after the answer has begun.
+Never decides what is an error. Registered in app, used by the streams for errors that come after the answer has begun.
+The path says whose clients ask.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from loopwright.core.errors import (
     Unavailable,
 )
 from loopwright.server.json_text import encode_json
+from loopwright.server.origin import current_origin
 
 STATUS_OF: Mapping[type[LoopwrightError], int] = {
     BadRequest: 400,
@@ -59,22 +61,58 @@ class OpenAIError(msgspec.Struct, frozen=True):
     code: str
 
 
+class AnthropicError(msgspec.Struct, frozen=True):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The body of every error of Anthropic's routes, and an event of their streams."""
+
+    error: AnthropicError
+    request_id: str | None
+
+
+ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 def status_of(error: LoopwrightError) -> int:
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
 def openai_error(error: LoopwrightError) -> dict[str, OpenAIError]:
     """The body of an answer that reports the error."""
-    message = f"{error.message}; {error.hint}" if error.hint else error.message
-    return {"error": OpenAIError(message, _type_of(status_of(error)), error.field or None, _code_of(error))}
+    return {"error": OpenAIError(_message(error), _type_of(status_of(error)), error.field or None, _code_of(error))}
 
 
-def error_response(error: LoopwrightError) -> Response:
-    """Says whether a repetition makes sense, in the header that OpenAI's clients obey."""
+def anthropic_error(error: LoopwrightError) -> AnthropicErrorBody:
+    """The same for Anthropic's clients, whose error object has no place for the field: the message begins with it."""
+    return _anthropic_body(status_of(error), _message(error))
+
+
+def asks_as_anthropic(path: str) -> bool:
+    """Whether a route is one of Anthropic's clients."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+
+
+def error_response(error: LoopwrightError, path: str = "") -> Response:
+    """Says whether a repetition makes sense, in the header that OpenAI's and Anthropic's clients obey."""
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.retryable:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return json_response(openai_error(error), status_of(error), headers)
+    body = anthropic_error(error) if asks_as_anthropic(path) else openai_error(error)
+    return json_response(body, status_of(error), headers)
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -83,14 +121,17 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 async def on_loopwright_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LoopwrightError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """What is wrong with the request as HTTP: no such route, wrong method, wrong media type, too large."""
     assert isinstance(error, HTTPException)
-    body = OpenAIError(_detail(request, error), _type_of(error.status_code), None, "bad_request")
-    return json_response({"error": body}, error.status_code, error.headers)
+    status, detail = error.status_code, _detail(request, error)
+    if asks_as_anthropic(request.url.path):
+        return json_response(_anthropic_body(status, detail), status, error.headers)
+    body = OpenAIError(detail, _type_of(status), None, "bad_request")
+    return json_response({"error": body}, status, error.headers)
 
 
 def _detail(request: Request, error: HTTPException) -> str:
@@ -108,7 +149,17 @@ async def on_client_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_fault(request: Request, error: Exception) -> Response:
     """A fault of ours: its traceback goes to the log (by whoever calls the app), never to the client."""
-    return error_response(InternalError("the server failed to handle the request", hint="its log says more"))
+    failed = InternalError("the server failed to handle the request", hint="its log says more")
+    return error_response(failed, request.url.path)
+
+
+def _message(error: LoopwrightError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _anthropic_body(status: int, message: str) -> AnthropicErrorBody:
+    named = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return AnthropicErrorBody(AnthropicError(named, message), current_origin().request_id or None)
 
 
 def _type_of(status: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from loopwright.core.events import TokenLogprob
 from loopwright.server.generation import Generation
 from loopwright.server.outcomes import Choice, Part, PromptShown
+from loopwright.server.pieces import CallArguments, CallStart
 
 Json = dict[str, Any]
 
@@ -53,8 +54,15 @@ class ChatForm:
         self._asked = asked
 
     def choice(self, index: int, part: Part, end: Choice, prompt: PromptShown | None) -> Json:
-        message = {"role": "assistant", "content": part.text, "refusal": None, **_reasoning(part)}
-        return {"index": index, "message": message, **self._behind(part), **_end(end)}
+        calls = [_whole_call(start, arguments) for _, start, arguments in _calls(part)]
+        content = part.text or (None if calls else "")
+        message = {"role": "assistant", "content": content, "refusal": None, **_reasoning(part)}
+        return {
+            "index": index,
+            "message": {**message, "tool_calls": calls} if calls else message,
+            **self._behind(part),
+            **_end(end),
+        }
 
     def extras(self, prompt: PromptShown | None) -> Json:
         return _of_prompt(self._asked, prompt)
@@ -66,8 +74,12 @@ class ChatForm:
         return None
 
     def delta(self, index: int, part: Part) -> Json:
-        content = {"content": part.text} if part.texts else {}
-        return {**self._delta(index, {**_reasoning(part), **content}), **self._behind(part)}
+        told = _reasoning(part)
+        if text := part.text:
+            told["content"] = text
+        if calls := _calls(part):
+            told["tool_calls"] = [_call_delta(*call) for call in calls]
+        return {**self._delta(index, told), **self._behind(part)}
 
     def end_delta(self, index: int, end: Choice) -> Json:
         return {**self._delta(index, {}), **_end(end)}
@@ -161,7 +173,29 @@ class TextEnd:
 
 def _reasoning(part: Part) -> Json:
     """What the model thought, apart from what it answers."""
-    return {"reasoning_content": "".join(part.thoughts)} if part.thoughts else {}
+    return {"reasoning_content": thoughts} if (thoughts := part.thoughts) else {}
+
+
+def _calls(part: Part) -> list[tuple[int, CallStart | None, str]]:
+    """Of each call that a part tells of: its number, how it starts if it does so here, and a piece of its arguments."""
+    starts = {piece.number: piece for piece in part.pieces if isinstance(piece, CallStart)}
+    texts: dict[int, list[str]] = {number: [] for number in starts}
+    for piece in part.pieces:
+        if isinstance(piece, CallArguments):
+            texts.setdefault(piece.number, []).append(piece.text)
+    return [(number, starts.get(number), "".join(texts[number])) for number in sorted(texts)]
+
+
+def _whole_call(start: CallStart | None, arguments: str) -> Json:
+    assert start is not None, "a call starts before it goes on"
+    return {"id": start.call_id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
+
+
+def _call_delta(number: int, start: CallStart | None, arguments: str) -> Json:
+    """One entry for a call: clients join entries of one number only across chunks."""
+    if start is None:
+        return {"index": number, "function": {"arguments": arguments}}
+    return {"index": number, **_whole_call(start, arguments)}
 
 
 def _end(end: Choice) -> Json:

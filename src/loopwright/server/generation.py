@@ -4,7 +4,7 @@ Every parameter is honoured, inert, or refused by name; null is the same as abse
 `chat_request` and `completion_request`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import Parameter, ProgramInfo, RunSpec
-from loopwright.server.constraints import Constraint, ConstraintBody, read_constraint
+from loopwright.server.constraints import Constraint, GuidedBody, ResponseFormat, read_constraint
 from loopwright.server.parameters import INERT, REFUSED
 
 MAX_CHOICES = 128
@@ -35,14 +35,10 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationBody(ConstraintBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The part of a body that both routes take. What comes after `user` is not OpenAI's, but an extension."""
+class SamplingBody(GuidedBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are chosen and what ends an answer, of every route of OpenAI's. What comes after `user` is not theirs,
+    but an extension."""
 
-    model: NonEmpty
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -58,9 +54,20 @@ class GenerationBody(ConstraintBody, frozen=True, forbid_unknown_fields=True, kw
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     logprob_kind: Literal["raw", "processed"] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class GenerationBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The part of a body that chats and completions take. The last two are extensions."""
+
+    model: NonEmpty
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    response_format: ResponseFormat | None = None
+
     prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 SAMPLING = (
@@ -100,7 +107,7 @@ def read_generation(
     for token in body.logit_bias or {}:
         if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
             raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")
-    constraint = read_constraint(body)
+    constraint = read_constraint(body.response_format, body)
     sampling = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if num_top is not None:
         sampling |= {"logprobs": body.logprob_kind or "raw", "top_logprobs": num_top}
@@ -185,10 +192,12 @@ def program_spec(
     return RunSpec(program=program.name, arguments=arguments, seed=generation.options.get("seed"), has_input=False)
 
 
-def refuse(body: msgspec.Struct) -> None:
-    """Raises BadRequest for a parameter that a model does not honour, unless its value asks for nothing."""
-    for name in REFUSED:
-        values = ASKS_NOTHING.get(name, ())
+def refuse(
+    body: msgspec.Struct, names: Iterable[str] = REFUSED, nothing: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Raises BadRequest for a parameter that a model does not honour, unless its value asks for `nothing`."""
+    for name in names:
+        values = (ASKS_NOTHING if nothing is None else nothing).get(name, ())
         value = getattr(body, name, None)
         if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values):
             continue
@@ -201,7 +210,8 @@ ASKS_NOTHING: Mapping[str, Sequence[object]] = {
     "n": (1,), "best_of": (0, 1), "temperature": (1,), "top_p": (1,), "top_k": (0,), "min_p": (0,),
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
     "stop": ([],), "stop_token_ids": ([],), "ignore_eos": (False,), "return_token_ids": (False,), "echo": (False,),
-    "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,), "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],), "suffix": ("",),
 }  # fmt: skip
 """Values that mean the same as leaving the parameter out."""

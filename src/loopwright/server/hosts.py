@@ -28,7 +28,7 @@ class HostCheck:
                 error = PermissionDenied(
                     f"this server does not answer to the host {name!r}", hint=f"use {' or '.join(self._allowed)}"
                 )
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -4,10 +4,12 @@ Read by `answers` and `forms`. The other side is `choices` among the built-in pr
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from loopwright.core.events import Text, TokenLogprob, Tokens
+from loopwright.server.pieces import Piece, Thoughts, Words
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -43,7 +45,7 @@ class Outcome(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
 
 
-class PromptShown(msgspec.Struct, frozen=True):
+class PromptShown(msgspec.Struct, frozen=True, tag_field="type", tag="prompt"):
     """What a built-in program emits of a prompt, if asked."""
 
     prompt: int
@@ -52,27 +54,42 @@ class PromptShown(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class Part:
-    """Consecutive text of one choice, with what stands behind it."""
+class CallTold(msgspec.Struct, frozen=True, tag_field="type", tag="tool_call"):
+    """A call of one of the client's tools that a deployed program emits."""
 
-    def __init__(self, texts: Sequence[str] = ()) -> None:
-        self.texts = list(texts)
-        self.thoughts: list[str] = []
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
+class Part:
+    """Consecutive pieces of one choice, with what stands behind them."""
+
+    def __init__(self, pieces: Sequence[Piece] = ()) -> None:
+        self.pieces = list(pieces)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
 
-    def add(self, event: Text | Tokens) -> None:
-        is_thought = isinstance(event, Tokens) and event.channel == "reasoning"
-        (self.thoughts if is_thought else self.texts).append(event.text)
+    def add(self, pieces: Sequence[Piece], event: Text | Tokens) -> None:
+        """Takes the pieces that an event came to."""
+        self.pieces += pieces
         if isinstance(event, Tokens):
             self.tokens += event.tokens
             self.logprobs += event.logprobs
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, Words)])
+
+    @property
+    def thoughts(self) -> str:
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, Thoughts)])
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing behind the text."""
-        return not (self.tokens or self.logprobs or self.thoughts)
+        """Whether there is nothing but words."""
+        return not (self.tokens or self.logprobs) and all(isinstance(piece, Words) for piece in self.pieces)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.pieces or self.tokens or self.logprobs)

@@ -6,7 +6,7 @@ The one table of this: requests are read by it, docs/openai.md is written from i
 from collections.abc import Mapping
 
 HONOURED: Mapping[str, str] = {
-    "messages": "of the roles system, developer (the same), user and assistant; content as text or parts of text",
+    "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of text",
     "prompt": "a text, token ids, or a list of either; ids run as they are, a text begins as a context begins",
     "model": "a model of /v1/models, or `program:NAME` for a deployed program",
     "stream": "server-sent events; what is ready together comes as one chunk",
@@ -28,6 +28,9 @@ HONOURED: Mapping[str, str] = {
     "response_format": "`text`, `json_object` or `json_schema`; a schema is enforced, strict or not, or refused with a "
     "JSON pointer: docs/grammars.md",
     "echo": "the prompt comes before the answer, with its log-probabilities if `logprobs` is there",
+    "tools": "functions that the model may call, up to 256; its calls are held to their names, and to their schemas",
+    "tool_choice": "`none`, `auto`, `required` (a turn is calls alone, at least one), a function, or `allowed_tools`",
+    "parallel_tool_calls": "false ends the turn with its first call",
     "top_k": "0 is off",
     "min_p": "0 is off",
     "repetition_penalty": "1 is off; counts the prompt too",
@@ -47,7 +50,6 @@ HONOURED: Mapping[str, str] = {
 INERT: Mapping[str, str] = {
     "user": "who asks makes no difference",
     "metadata": "nothing is kept; a program with a parameter `metadata` gets it",
-    "parallel_tool_calls": "there are no tools yet",
     "prompt_cache_key": "prompts share what is cached by what they are, not by a key",
     "safety_identifier": "who asks makes no difference",
     "service_tier": "there is one tier",
@@ -55,8 +57,6 @@ INERT: Mapping[str, str] = {
 }
 
 REFUSED: Mapping[str, str] = {
-    "tools": "of a model; a program with a parameter `tools` gets them",
-    "tool_choice": "other than none and auto",
     "functions": "the older name of tools",
     "function_call": "other than none and auto",
     "modalities": "other than text",

@@ -16,7 +16,7 @@ from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response, status_of
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.openapi import takes
-from loopwright.server.sse import SseResponse, sse_event
+from loopwright.server.sse import EventStream, SseResponse, sse_event
 
 MAX_SEQ = 2**53  # more than a run has events, and still a number to every peer
 
@@ -111,7 +111,7 @@ class ProgramRoutes:
             async for chunk in _event_chunks(run):
                 yield chunk
 
-        return SseResponse(followed_run(self._runs, run_id, after), chunks)
+        return SseResponse(followed_run(self._runs, run_id, after), lambda run: EventStream(chunks(run)))
 
     @takes(status=202)
     async def cancel(self, request: Request) -> Response:
@@ -138,7 +138,7 @@ class ProgramRoutes:
         live_run = started_run(self._runs, spec, is_detached=detach == "true")
         is_streamed = body.stream if body.stream is not None else _accepts_events(request)
         if is_streamed:
-            return SseResponse(live_run, _event_chunks)
+            return SseResponse(live_run, lambda run: EventStream(_event_chunks(run)))
 
         async def wait() -> Response:
             async with live_run as run:

@@ -8,9 +8,8 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loopwright.core.errors import Unavailable
-from loopwright.server.errors import error_response, openai_error
-from loopwright.server.json_text import encode_json
-from loopwright.server.sse import EVENT_STREAM, sse_data
+from loopwright.server.errors import error_response
+from loopwright.server.sse import LAST_WORDS
 
 
 class EndsWhenStopped:
@@ -33,9 +32,9 @@ class EndsWhenStopped:
         except asyncio.CancelledError:  # only who stops the server cancels a request
             error = Unavailable("the server is stopping", hint="send the request again")
             if begun is None:
-                await error_response(error)(scope, receive, send)
-            elif (b"content-type", EVENT_STREAM) in begun["headers"]:
-                last = sse_data(encode_json(openai_error(error)))
+                await error_response(error, scope["path"])(scope, receive, send)
+            elif (last_words := scope.get(LAST_WORDS)) is not None:
+                last = last_words(error)
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             else:
                 raise

@@ -14,13 +14,14 @@ from loopwright.core.errors import BadRequest, LoopwrightError, NotFound, Unavai
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import Runs, RunSpec
 from loopwright.server.body import read_body
-from loopwright.server.chat_request import ChatBody, MessageBody, chat_spec, read_chat
+from loopwright.server.chat_request import ChatBody, MessageBody, chat_spec, prompt_arguments, read_chat
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
 from loopwright.server.generation import TokenId
 from loopwright.server.live_run import read_to_end, started_run
 from loopwright.server.openapi import takes
 from loopwright.server.renaming import renamed
+from loopwright.server.tool_request import ToolBody
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,6 +30,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[MessageBody], Meta(min_length=1)] | None = None
+    tools: list[ToolBody] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -76,8 +78,8 @@ class TextRoutes:
         if body.messages is not None:
             if body.add_special_tokens is not None:
                 raise BadRequest("add_special_tokens: a chat template says it itself", field="add_special_tokens")
-            chat = read_chat(ChatBody(model=model.name, messages=body.messages))
-            arguments["messages"] = chat_spec(chat, model).arguments["messages"]
+            chat = read_chat(ChatBody(model=model.name, messages=body.messages, tools=body.tools))
+            arguments |= prompt_arguments(chat_spec(chat, model))
             arguments["add_generation_prompt"] = body.add_generation_prompt is not False
         else:
             if body.add_generation_prompt is not None:
@@ -99,8 +101,8 @@ class TextRoutes:
         """POST /v1/chat/completions/render: the tokens that a chat completion would run as its prompt."""
         chat = read_chat(await read_body(request, ChatBody))
         model = self._model(chat.body.model)
-        messages = chat_spec(chat, model).arguments["messages"]
-        found = await self._run(request, "tokenize", model, {"messages": messages, "with_text": True})
+        arguments = {**prompt_arguments(chat_spec(chat, model)), "with_text": True}
+        found = await self._run(request, "tokenize", model, arguments)
         tokens = found["tokens"]
         if (num_kept := chat.body.truncate_prompt_tokens) is not None:
             tokens = tokens[-num_kept:]

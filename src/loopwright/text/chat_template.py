@@ -8,18 +8,24 @@ control token in its own text is signed with a secret that no message can know. 
 a control id, and everything else is encoded as plain text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
 from loopwright.text.template_sandbox import TemplateSandbox
 from loopwright.text.tokenizer import Before, Tokenizer
-from loopwright.text.tool_prompts import Tool, ToolFormat, functions, told_in_messages, tool_format
+from loopwright.text.tool_prompts import (
+    Message,
+    Tool,
+    ToolFormat,
+    functions,
+    told_calls,
+    told_in_messages,
+    tool_format,
+    written_calls,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
-
-Message = Mapping[str, object]
-"""At least `role`, one of ROLES, and `content`, a string; what else a template may use is passed on."""
 
 _PLACE = "contentplaceholder"  # stands for an open message's content; a word, so that no template trims or splits it
 
@@ -85,6 +91,8 @@ class ChatTemplate:
         return self._encode(whole[len(done) :], self._what_ends(done))
 
     def _write(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool]) -> str:
+        if any("tool_calls" in one for one in messages):
+            messages = told_calls(messages) if self._sandbox.takes_calls else written_calls(messages, self._tool_format)
         if tools and not self._sandbox.takes_tools:
             return self._sandbox.render(told_in_messages(messages, tools, self._tool_format), add_generation_prompt)
         return self._sandbox.render(messages, add_generation_prompt, functions(tools))

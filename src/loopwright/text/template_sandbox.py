@@ -55,6 +55,7 @@ class TemplateSandbox:
         environment = _environment(clock)
         try:
             self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            self.takes_calls = "tool_calls" in source
             tree = _Instrumented(signer).visit(environment.parse(source))
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError) as error:

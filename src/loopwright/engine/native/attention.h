@@ -10,15 +10,15 @@ constexpr int kPart = 512;        // places of a part
 constexpr int kTileQueries = 12;  // query heads that read the same keys together
 
 // One KV head's part of one layer's cache.
-//   keys    [num_blocks][num_kv_heads][head_dim / 2][16 places][2]: a pair of one place is a lane, so scores of a
+//   keys    of a block: [num_kv_heads][head_dim / 2][16 places][2]: a pair of one place is a lane, so scores of a
 //           block come out as a vector
-//   values  [num_blocks][num_kv_heads][8 pairs of places][head_dim][2]: always finite. A token whose values are not gets
+//   values  of a block: [num_kv_heads][8 pairs of places][head_dim][2]: always finite. A token whose values are not gets
 //           keys of NaN in their place: who sees it gets NaN, and who does not adds 0 · 0
 //   positions [num_blocks · 16]: of the tokens whose KV the places hold
 struct HeadCache {
     const bf16 *keys, *values;
     const int32_t* positions;
-    size_t block_stride;  // elements from one block to the next: num_kv_heads · 16 · head_dim
+    size_t block_stride;  // elements from one block to the next
     int head_dim;
     const bf16* block_keys(int32_t block) const { return keys + block * block_stride; }
     const bf16* block_values(int32_t block) const { return values + block * block_stride; }

@@ -8,28 +8,29 @@ import ctypes
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.engine.native.compiler import (
+    COMPILERS,
+    FLAGS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    CompilerError,
+    InstructionSet,
+    compile_kernels,
+    find_compiler,
+    shipped_name,
+    source_files,
+)
 
-InstructionSet: TypeAlias = Literal["avx512_bf16", "avx512", "avx2"]
-INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)  # the best first
+PROCESSOR = "LOOPWRIGHT_PROCESSOR"
+"""A variable of the environment: the best instruction set that the processor is taken to have, or none."""
 
-_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
-    "avx512_bf16": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c"),
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
-    "avx2": ("avx2", "fma", "f16c"),
-}
 _CPUINFO_NAMES = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
-_COMPILERS = ("g++", "clang++", "c++")
-_SOURCES = Path(__file__).parent
-_FILES = ("decoder.cpp", "attention.h", "matrices.h", "team.h", "vectors.h")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,75 +52,65 @@ def load_kernels(cache_dir: Path, instructions: InstructionSet | None = None) ->
         )
     known = processor_sets()
     if not known:
-        raise Unavailable("the processor has none of the instruction sets " + ", ".join(INSTRUCTION_SETS))
+        raise Unavailable(f"{_processor()} has none of the instruction sets {', '.join(INSTRUCTION_SETS)}")
     if instructions is not None and instructions not in known:
         raise BadRequest(
-            f"the processor has {', '.join(known)}; {instructions!r} is not among them", field="instructions"
+            f"{_processor()} has {', '.join(known)}; {instructions!r} is not among them", field="instructions"
         )
     return _load(cache_dir, instructions or known[0])
 
 
 def processor_sets() -> tuple[InstructionSet, ...]:
-    """Which of the sets this processor has, the best first."""
+    """Which of the sets this processor has, the best first; no better ones than $LOOPWRIGHT_PROCESSOR says. Raises
+    BadRequest when that is no set."""
+    best = os.environ.get(PROCESSOR) or INSTRUCTION_SETS[0]
+    if best not in (*INSTRUCTION_SETS, "none"):
+        raise BadRequest(f"{PROCESSOR} is {best!r}; it may be {', '.join(INSTRUCTION_SETS)} or none", field=PROCESSOR)
+    tried = () if best == "none" else INSTRUCTION_SETS[INSTRUCTION_SETS.index(best) :]
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return ()
     flags = next((set(line.split(":", 1)[1].split()) for line in text.splitlines() if line.startswith("flags")), set())
-    return tuple(
-        one for one in INSTRUCTION_SETS if all(_CPUINFO_NAMES.get(flag, flag) in flags for flag in _FLAGS[one])
-    )
+    return tuple(one for one in tried if all(_CPUINFO_NAMES.get(flag, flag) in flags for flag in FLAGS[one]))
 
 
-def find_compiler() -> str | None:
-    """$CXX, or the first C++ compiler that is installed."""
-    chosen = os.environ.get("CXX")
-    return next((one for one in ([chosen] if chosen else _COMPILERS) if shutil.which(one)), None)
+def _processor() -> str:
+    limit = os.environ.get(PROCESSOR)
+    return f"the processor, which {PROCESSOR} says is {limit}," if limit else "the processor"
 
 
 @cache
 def _load(cache_dir: Path, instructions: InstructionSet) -> Kernels:
-    shipped = _SOURCES / f"kernels-{instructions}.so"
+    shipped, why_not = SOURCES / shipped_name(instructions), "no compiled kernels in the package"
     if shipped.exists():
-        return Kernels(_bound(shipped), instructions, f"shipped as {shipped.name}")
-    built, compiler = _build(cache_dir, instructions)
+        try:
+            return Kernels(_bound(shipped), instructions, "from the wheel")
+        except Unavailable as error:
+            why_not = str(error)
+    built, compiler = _build(cache_dir, instructions, why_not)
     return Kernels(_bound(built), instructions, f"compiled by {compiler}")
 
 
-def _build(cache_dir: Path, instructions: InstructionSet) -> tuple[Path, str]:
+def _build(cache_dir: Path, instructions: InstructionSet, why_needed: str) -> tuple[Path, str]:
     compiler = find_compiler()
     if compiler is None:
+        tried = os.environ.get("CXX") or ", ".join(COMPILERS)
         raise Unavailable(
-            f"there is no C++ compiler here ({', '.join(_COMPILERS)}) and no compiled kernels in the package",
+            f"there is no C++ compiler here ({tried}) and {why_needed}",
             hint="install g++, or a wheel for Linux x86-64; until then torch computes",
         )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256(
-        "\0".join([version, instructions, *((_SOURCES / name).read_text() for name in _FILES)]).encode()
-    )
+    sources = [text for path in source_files() for text in (path.name, path.read_text())]
+    digest = hashlib.sha256("\0".join([version, instructions, *sources]).encode())
     target = cache_dir / "kernels" / f"{instructions}-{digest.hexdigest()[:16]}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies there is loaded as code
-        compile_kernels(compiler, instructions, target)
+        try:
+            compile_kernels(compiler, instructions, target)
+        except CompilerError as error:
+            raise Unavailable(str(error)) from error
     return target, compiler
-
-
-def compile_kernels(compiler: str, instructions: InstructionSet, target: Path) -> None:
-    """Compiles to `target`, which appears whole or not at all. Raises Unavailable with the compiler's first error."""
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as file:
-        draft = Path(file.name)
-    flags = [f"-m{flag}" for flag in _FLAGS[instructions]]
-    command = [compiler, "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi", *flags]
-    done = subprocess.run(
-        [*command, str(_SOURCES / "decoder.cpp"), "-o", str(draft)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        draft.unlink()
-        lines = (
-            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
-        )
-        raise Unavailable(f"{compiler} could not compile the kernels for {instructions}: {lines[0]}")
-    draft.rename(target)
 
 
 def _bound(path: Path) -> ctypes.CDLL:

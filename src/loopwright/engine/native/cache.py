@@ -16,14 +16,18 @@ from loopwright.engine.loaded_model import ModelConfig, Rope
 
 class NativeKvCache:
     """A tensor a layer, bf16: keys [num_blocks, num_kv_heads, head_dim / 2, 16 places, 2], values [num_blocks,
-    num_kv_heads, 8 pairs of places, head_dim, 2]; positions int32 [num_blocks · 16]. Zeros until written."""
+    num_kv_heads, 8 pairs of places, head_dim, 2]; positions int32 [num_blocks · 16]. Zeros until written.
+
+    A block of all layers is one piece of memory, so that blocks in use take no more than theirs: the system commits two
+    megabytes at a time. `block_stride` is the number of elements from one block of a layer to the next."""
 
     def __init__(self, config: ModelConfig, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         heads, dim = config.num_kv_heads, config.head_dim
-        layers = range(config.num_layers)
-        self.keys = [_untouched_zeros(num_blocks, heads, dim // 2, BLOCK_SIZE, 2) for _ in layers]
-        self.values = [_untouched_zeros(num_blocks, heads, BLOCK_SIZE // 2, dim, 2) for _ in layers]
+        blocks = _untouched_zeros(num_blocks, config.num_layers, 2, heads * dim * BLOCK_SIZE)
+        self.block_stride: int = blocks.stride(0)
+        self.keys = [one[:, 0].view(num_blocks, heads, dim // 2, BLOCK_SIZE, 2) for one in blocks.unbind(1)]
+        self.values = [one[:, 1].view(num_blocks, heads, BLOCK_SIZE // 2, dim, 2) for one in blocks.unbind(1)]
         self.positions = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.int32)
 
     @property

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from loopwright.core.errors import Unavailable
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
-from loopwright.engine.native.build import InstructionSet, Kernels, load_kernels
+from loopwright.engine.native.build import Kernels, load_kernels
+from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.native.decoder import misfit
 from loopwright.engine.native.structs import WeightType
 from loopwright.weights.store import cache_folder

@@ -32,7 +32,7 @@ struct Model {
     float query_scale;  // on queries, beside head_dim ** -0.5 on scores
     const Layer* layers;
     int32_t* positions;  // of the cache's places
-    Matrix head;
+    size_t block_stride;  // elements from one block of a layer to the next
 };
 
 // The tokens of a step. Row r has blocks[block_starts[r]] …; token t belongs to row rows[t].
@@ -270,7 +270,7 @@ class StepRun {
             bf16* to = queries_ + ((size_t)token * model_.num_heads + head) * dim;
             for (int i = 0; i < dim; i += kLanes) store_bf16(to + i, load(turned + i));
         }
-        const size_t block = (size_t)(place / kBlock) * model_.num_kv_heads * kBlock * dim;
+        const size_t block = (place / kBlock) * model_.block_stride;
         const float* values = heads + model_.num_kv_heads * dim;
         for (int head = 0; head < model_.num_kv_heads; head++, heads += dim, values += dim) {
             rotate(heads, layer.key_norm, model_.epsilon, turn, dim, 1, turned);
@@ -294,7 +294,7 @@ class StepRun {
         const int kv_head = number % model_.num_kv_heads, dim = model_.head_dim;
         const size_t stride = (size_t)kBlock * dim;
         HeadCache cache{layer.keys + kv_head * stride, layer.values + kv_head * stride, model_.positions,
-                        stride * model_.num_kv_heads, dim};
+                        model_.block_stride, dim};
         const int32_t* blocks = step_.blocks + step_.block_starts[step_.rows[tile.first]];
         for (int start = 0; start < tile.count * shared_; start += kTileQueries) {
             int count = tile.count * shared_ - start < kTileQueries ? tile.count * shared_ - start : kTileQueries;

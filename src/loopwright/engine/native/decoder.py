@@ -58,11 +58,13 @@ class NativeDecoder:
         assert misfit(config) is None, misfit(config)
         self._library = kernels.library
         self._config = config
-        self._embedding = weights["embedding"].bfloat16()
         self._embedding_scale = config.hidden_size**0.5 if config.architecture == "gemma3" else 1.0
         self._final_norm = weights["final_norm"]
         head = "embedding" if config.is_head_tied else "head"
         self._head = pack(weights[head], weight_type(head))
+        # What the head keeps in bf16 is the embedding too: a second copy would be a fifth of a small model.
+        is_shared = config.is_head_tied and self._head.kind == "bf16"
+        self._embedding = None if is_shared else weights["embedding"].bfloat16()
         self._kept: list[PackedMatrix | Tensor] = []  # what the structs point to
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(model, index, cache, weight_type) for index in range(config.num_layers))
@@ -76,6 +78,7 @@ class NativeDecoder:
             query_scale=1.0 if config.score_scale is None else config.score_scale * config.head_dim**0.5,
             layers=self._layers,
             positions=cache.positions.data_ptr(),
+            block_stride=cache.block_stride,
         )
         self._cache = cache
         self._workspace = self._library.workspace_new(num_threads)
@@ -89,7 +92,10 @@ class NativeDecoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → [num_tokens, hidden_size]."""
-        vectors = torch.nn.functional.embedding(token_ids, self._embedding).float()
+        if self._embedding is None:
+            vectors = self._head.rows(token_ids).float()
+        else:
+            vectors = torch.nn.functional.embedding(token_ids, self._embedding).float()
         return vectors if self._embedding_scale == 1 else vectors.mul_(self._embedding_scale)
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:

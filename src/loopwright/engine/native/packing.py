@@ -19,7 +19,13 @@ class PackedMatrix:
     """A matrix [num_outputs, num_inputs] with the tensors that `struct` points into."""
 
     struct: Matrix
-    tensors: tuple[Tensor, ...]
+    kind: WeightType
+    tensors: tuple[Tensor, ...]  # the weights first
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Weights of these outputs as they were packed, of a matrix in bf16: [size] → [size, num_inputs]."""
+        assert self.kind == "bf16", f"rows of {self.kind}"
+        return self.tensors[0].view(torch.bfloat16)[outputs // PANEL, :, outputs % PANEL].flatten(1)
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +59,7 @@ def pack(weight: Tensor, kind: WeightType, bias: Tensor | None = None) -> Packed
         num_inputs=num_inputs,
         **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
     )
-    return PackedMatrix(struct, tuple(tensor for tensor in tensors.values() if tensor is not None))
+    return PackedMatrix(struct, kind, tuple(tensor for tensor in tensors.values() if tensor is not None))
 
 
 def interleaved(gate_up: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The structs of decoder.cpp, field by field. Never owns the memory they point to. Filled by packing and decoder."""
 
 import ctypes
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_size_t, c_void_p
 from typing import Any, ClassVar, Literal, TypeAlias
 
 WeightType: TypeAlias = Literal["bf16", "q8", "q4", "q4_0"]
@@ -49,6 +49,7 @@ class Model(Structure):
         ("query_scale", c_float),
         ("layers", ctypes.POINTER(Layer)),
         ("positions", c_void_p),
+        ("block_stride", c_size_t),
     ]
 
 

@@ -13,14 +13,18 @@ from loopwright.runtime.builtin.choices import Options, answer, prompt_of_ids, t
 async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
     """`options` are those of `choices.Options`."""
     asked = Options(**options)
+    tools = asked.known_tools
 
     async def prompt() -> Context:
         if asked.needs_prompt_ids:
-            rendered = await resources.render_chat(messages, num_done=0, is_open=False, add_generation_prompt=True)
+            rendered = await resources.render_chat(
+                messages, num_done=0, is_open=False, add_generation_prompt=True, tools=[one.spec for one in tools]
+            )
             return await prompt_of_ids(0, truncated(rendered["tokens"], asked), asked)
         ctx = Context()
+        ctx.tell_tools(tools)
         for message in messages:
-            ctx.message(message["role"], message["content"])
+            ctx.message(**message)
         return ctx
 
     return await answer([prompt], asked)

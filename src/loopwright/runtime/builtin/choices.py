@@ -7,17 +7,18 @@ under the number of their candidate; what the run returns says which candidates 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from loopwright.runtime.builtin.thinking import Thought, think_and_answer
-from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Turn, emit, resources
+from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Tool, Turn, emit, resources
 from loopwright.sdk.sampling import context_seed
 
 MAX_CONTEXTS = 128
 """That one request has open at once; the prompts behind them wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What a request asks for. `sampling` is as `Context.generate` takes it, but for the keys of its logit_bias."""
 
@@ -28,6 +29,7 @@ class Options:
     stop_tokens: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     grammar: dict[str, str] | None = None  # kind and source
+    tools: dict[str, Any] | None = None  # {tools, choice, allowed, parallel}: the client executes what is called
     n: int = 1
     best_of: int = 1
     shows_tokens: bool = False
@@ -42,10 +44,29 @@ class Options:
         """Whether the ids are wanted before the prompt runs."""
         return self.shows_prompt or self.prompt_logprobs is not None or self.truncate_prompt_tokens is not None
 
+    @cached_property
+    def known_tools(self) -> list[Tool]:
+        """What the model is told that it may call."""
+        given = () if self.tools is None else self.tools["tools"]
+        return [
+            Tool(one["name"], one["description"], one["parameters"], _not_here, strict=one["strict"]) for one in given
+        ]
+
+    def of_tools(self) -> dict[str, Any]:
+        """What holds a segment to its tools, as `Context.generate` takes it."""
+        if self.tools is None:
+            return {}
+        allowed = [one for one in self.known_tools if one.name in self.tools["allowed"]]
+        return {"tools": allowed, "tool_choice": self.tools["choice"], "parallel_calls": self.tools["parallel"]}
+
     @property
     def is_plain(self) -> bool:
         """Whether the text of one choice is all there is to show."""
         return self.best_of == 1 and not (self.shows_tokens or self.shows_logprobs or self.reasoning)
+
+
+def _not_here(arguments: dict[str, Any]) -> None:
+    raise AssertionError("a client's tool is executed by the client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +135,7 @@ async def prompt_of_ids(number: int, ids: Sequence[int], options: Options, text:
     if options.shows_prompt or options.prompt_logprobs is not None:
         shown = (await resources.detokenize(ids))["text"] if text is None else text
         logprobs = None if options.prompt_logprobs is None else await _logprobs(ids, found, options.prompt_logprobs)
-        emit({"prompt": number, "text": shown, "tokens": list(ids), "logprobs": logprobs})
+        emit({"type": "prompt", "prompt": number, "text": shown, "tokens": list(ids), "logprobs": logprobs})
     return ctx
 
 
@@ -161,6 +182,7 @@ async def _generate(ctx: Context, way: int, shown: Show | bool, options: Options
         "stop_tokens": options.stop_tokens,
         "ignore_eos": options.ignore_eos,
         "grammar": None if options.grammar is None else Grammar(**options.grammar),
+        **options.of_tools(),
     }
     return await ctx.generate(emit=shown, **{**asked, **sampling, **instead})
 

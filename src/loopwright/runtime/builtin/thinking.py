@@ -17,6 +17,10 @@ MAX_PROBED_TOKENS = 8
 """In which the first tag has to be complete, if the model writes it."""
 
 
+FREE: dict[str, Any] = {"stop_tokens": [], "grammar": None, "tools": (), "tool_choice": "auto"}
+"""Of what holds the answer, nothing holds the thoughts."""
+
+
 class Generate(Protocol):
     """Goes on as the request says, but for what is given here."""
 
@@ -51,7 +55,7 @@ async def think_and_answer(
         ctx.append(before)
     left = None if max_tokens is None else max_tokens - sum(len(turn.tokens) for turn in probes)
     apart = Show(shown.index, tokens=shown.tokens, channel="reasoning")
-    thoughts = await generate(ctx, apart, stop=[after], stop_tokens=[], grammar=None, max_tokens=left)
+    thoughts = await generate(ctx, apart, stop=[after], **FREE, max_tokens=left)
     num_tokens = sum(len(turn.tokens) for turn in (*probes, thoughts))
     left = None if left is None else left - len(thoughts.tokens)
     if thoughts.stop != after:
@@ -66,7 +70,7 @@ async def _probe(ctx: Context, before: str, generate: Generate, max_tokens: int 
     """How the model begins, unconstrained; the context stays as it is. The draws are those of going on from it."""
     num_tokens = MAX_PROBED_TOKENS if max_tokens is None else min(max_tokens, MAX_PROBED_TOKENS)
     async with await ctx.fork() as fork:
-        return await generate(fork, False, stop=[before], stop_tokens=[], grammar=None, max_tokens=num_tokens)
+        return await generate(fork, False, stop=[before], **FREE, max_tokens=num_tokens)
 
 
 def _cut(turn: Turn) -> Turn:

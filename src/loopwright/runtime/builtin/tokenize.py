@@ -13,6 +13,7 @@ async def main(
     text: str = "",
     starts_context: bool = True,
     messages: list[dict[str, Any]] | None = None,
+    tools: list[dict[str, Any]] = [],  # noqa: B006
     add_generation_prompt: bool = True,
     with_strings: bool = False,
     with_text: bool = False,
@@ -22,7 +23,7 @@ async def main(
         found = await resources.tokenize(text, starts_context=starts_context)
     else:
         found = await resources.render_chat(
-            messages, num_done=0, is_open=False, add_generation_prompt=add_generation_prompt
+            messages, num_done=0, is_open=False, add_generation_prompt=add_generation_prompt, tools=tools
         )
     tokens = found["tokens"]
     if not (with_strings or with_text):
