@@ -9,6 +9,7 @@ PYTHON ?= python3.11
 SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
+GPU_PYTHON ?= python3
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -62,6 +63,10 @@ parity: $(DEV)   ## every architecture in every mode against transformers: the l
 
 quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
 	$(BIN)/python tests/engine/quality.py
+
+gpu: ## on a machine with a GPU: parity, then speed, and a report; GPU_PYTHON is one with torch for CUDA
+	$(GPU_PYTHON) -m pytest tests/gpu
+	$(GPU_PYTHON) tests/gpu/speed.py --report gpu-report.md $(ARGS)
 
 agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
 	@$(BIN)/python tests/programs/live_agents.py

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK_64 = (1 << 64) - 1
+_CHUNK = 512  # ids that are summed together
 
 
 def uniform(seed: int, position: int) -> float:
@@ -41,13 +42,27 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.integer[Any]]) -> 
 
 
 def draw_each(weights: Tensor, numbers: Tensor) -> Tensor:
-    """`draw` for each row of weights [num_rows, num_ids]: int64 [num_rows]. A row without weight gives any index."""
+    """`draw` for each row of weights [num_rows, num_ids], with numbers [num_rows]: int64 [num_rows]. A row without
+    weight gives any index. On a GPU sums are taken in two levels, since one running sum would keep it waiting."""
+    if not weights.is_cuda or weights.shape[1] <= _CHUNK:
+        return _draw_in_order(weights, numbers[:, None] * weights.cumsum(-1)[:, -1:])[:, 0]
+    num_rows, num_ids = weights.shape
+    chunks = torch.nn.functional.pad(weights, (0, -num_ids % _CHUNK)).view(num_rows, -1, _CHUNK)
+    sums = chunks.sum(-1)
+    before = sums.cumsum(-1)
+    target = numbers[:, None] * before[:, -1:]
+    chunk = _draw_in_order(sums, target)
+    left = target - (before - sums).gather(1, chunk)
+    inner = chunks.gather(1, chunk[:, :, None].expand(-1, -1, _CHUNK))[:, 0]
+    return (chunk * _CHUNK + _draw_in_order(inner, left))[:, 0].clamp(max=num_ids - 1)
+
+
+def _draw_in_order(weights: Tensor, targets: Tensor) -> Tensor:
+    """The first index of each row whose running sum exceeds the target [num_rows, 1], or the last that has weight."""
     cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1:]
-    targets = numbers[:, None] * total
     found = torch.searchsorted(cumulative, targets, right=True)
-    last = torch.searchsorted(cumulative, total.contiguous())
-    return torch.where(found < weights.shape[1], found, last)[:, 0].clamp(max=weights.shape[1] - 1)
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    return torch.where(found < weights.shape[1], found, last).clamp(max=weights.shape[1] - 1)
 
 
 def _mix(state: int) -> int:

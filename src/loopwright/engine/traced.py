@@ -170,6 +170,11 @@ def _draw_all(running: _Running, weights: Tensor) -> Tensor:
     return draw_each(weights, numbers).double()[:, None]
 
 
+def _sum(vector: Tensor) -> Tensor:
+    """In order, as a loop would; torch.sum pairs terms by its own rule. On a GPU that is what it does."""
+    return vector.sum(-1, keepdim=True) if vector.is_cuda else vector.cumsum(-1)[:, -1:]
+
+
 def _mass_before(weights: Tensor, by: Tensor) -> Tensor:
     """For each id the sum of the weights of those that `by` puts before it: larger first, the lowest id on a tie."""
     order = by.argsort(dim=-1, descending=True, stable=True)
@@ -189,7 +194,7 @@ _SIMPLE: dict[str, Callable[..., Tensor]] = {
     "where": lambda condition, one, other: torch.where(condition != 0, one, other),
     "exp": torch.exp,
     "log": torch.log,
-    "sum": lambda vector: vector.cumsum(-1)[:, -1:],  # in order, as a loop would; torch.sum pairs terms by its own rule
+    "sum": _sum,
     "max": lambda vector: vector.amax(-1, keepdim=True),
     "argmax": lambda vector: vector.argmax(-1, keepdim=True).double(),  # of equal values, the lowest id
     "mass_before": _mass_before,

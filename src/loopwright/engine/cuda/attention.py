@@ -69,14 +69,16 @@ class SdpaRows:
             block, offset = places // BLOCK_SIZE, places % BLOCK_SIZE
             key, value = (kv[block, one, offset].transpose(0, 1) for one in (0, 1))
             num_shared = query.shape[1] // len(key)
+            is_bad = ~key.isfinite().all(-1).all(0)  # [places]; NaN spreads through a mask, and must not
             attended = scaled_dot_product_attention(
                 query[start : start + num_tokens].transpose(0, 1),
-                key.repeat_interleave(num_shared, 0),
+                key.masked_fill(is_bad[:, None], 0.0).repeat_interleave(num_shared, 0),
                 value.repeat_interleave(num_shared, 0),
                 attn_mask=is_seen,
             )
             # A token that sees nothing gets zeros.
             attended = attended.masked_fill(~is_seen.any(-1, keepdim=True), 0.0)
+            attended = attended.masked_fill((is_seen & is_bad).any(-1, keepdim=True), torch.nan)
             outputs.append(attended.transpose(0, 1).flatten(1))
             start += num_tokens
         return torch.cat(outputs)

@@ -34,7 +34,7 @@ def choose_device(
     *, is_deterministic: bool = False,
 ) -> DeviceChoice | None:  # fmt: skip
     """None is the CPU. Raises Unavailable when what was asked for by name cannot be had."""
-    if device == "cpu":
+    if device == "cpu" or (device == "auto" and is_deterministic):
         return None
     why = _why_not(config, dtype)
     if why is not None:

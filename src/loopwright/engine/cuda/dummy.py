@@ -42,8 +42,13 @@ def shape_config(name: str) -> ModelConfig:
     return SHAPES[name]
 
 
-def dummy_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> LoadedModel:
-    """Random weights on the device; the same for the same seed on the same kind of device."""
+def dummy_model(
+    config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype | None = None, seed: int = 0
+) -> LoadedModel:
+    """Random weights, the same for the same seed on the same kind of device: on the GPU in bfloat16, or on the CPU in
+    float32 where there is none."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     generator = torch.Generator(device).manual_seed(seed)
 
     def weight(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -24,6 +24,9 @@ from loopwright.engine.loaded_model import LoadedModel
 class DeviceExecutor:
     """Implements core.executor.Executor; what it is made of is `choice`."""
 
+    dtype: WeightDtype
+    exactness: Exactness = "fast"
+
     def __init__(
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
         max_tokens: int, report: Report,
@@ -40,13 +43,11 @@ class DeviceExecutor:
             runner.capture(report)
         self.config = model.config
         self.quantization = model.quantization
-        self.dtype: WeightDtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
-        self.exactness: Exactness = "fast"
+        self.dtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
         self.computed_by = choice.reason
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
-        self.runner = runner
         self._shape = runner.shape
 
         @contextmanager

@@ -45,8 +45,9 @@ class MemoryPlan:
         if fitting < max(wanted, _MIN_BLOCKS):
             needed = max(wanted, _MIN_BLOCKS) * self.block_bytes
             raise Unavailable(
-                f"the model does not fit the device: weights {_gb(self.weight_bytes)}, a step {_gb(self.step_bytes)} and "
-                f"{max(wanted, _MIN_BLOCKS)} blocks of KV {_gb(needed)} are more than the {_gb(self.free_bytes)} free",
+                f"the model does not fit the device: weights {_gb(self.weight_bytes)}, a step {_gb(self.step_bytes)} "
+                f"and {max(wanted, _MIN_BLOCKS)} blocks of KV {_gb(needed)} are more than the {_gb(self.free_bytes)} "
+                "free",
                 hint="a smaller model, fewer blocks (engine.num_blocks), or a device that nobody else uses",
                 field="engine.num_blocks" if wanted else "",
             )

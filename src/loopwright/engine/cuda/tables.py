@@ -21,8 +21,8 @@ class Changes:
     """What a step sends. `inputs` [5, num_rows] as in DecodeBuffers; without, the device's own go on.
 
     `sources` [num_rows] has, for rows whose id is what a row of the batch before samples, that row's place there, else
-    -1. `table` are all blocks of the rows, [num_rows, blocks]; without, `at` [n] are places of the flat table to overwrite
-    with `blocks` [n]. `ids` [num_rows] come alone when only they differ from what the device sampled."""
+    -1. `table` are all blocks of the rows, [num_rows, blocks]; without, `at` [n] are places of the flat table that get
+    `blocks` [n]. `ids` [num_rows] come alone when only they differ from what the device sampled."""
 
     inputs: Numbers | None = None
     table: Numbers | None = None
