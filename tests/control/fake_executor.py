@@ -116,6 +116,11 @@ class FakeExecutor:
         for batch, future in held:
             self._finish(batch, future)
 
+    def release_first(self) -> None:
+        """Finishes the step that has been held the longest."""
+        assert self.held is not None
+        self._finish(*self.held.pop(0))
+
     def close(self) -> None:
         pass
 

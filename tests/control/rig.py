@@ -1,6 +1,10 @@
 """A controller over the fake executor that a test drives step by step, and runs that remember what completed."""
 
+from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
@@ -17,6 +21,9 @@ from loopwright.core.results import CallResult, Completion, Forwarded, Progress,
 from loopwright.core.traits import Trait
 
 from .fake_executor import VOCAB_SIZE, FakeExecutor
+
+if TYPE_CHECKING:
+    from loopwright.core.batch import Batch
 
 TOKEN_BYTES = tuple(b"" if token < 2 else bytes([32 + token]) for token in range(VOCAB_SIZE))
 QUEUE = QueueName(1)
@@ -48,13 +55,18 @@ class Rig:
         grammars: GrammarCompiler | None = None,
         traits: tuple[Trait, ...] = SERVED_TRAITS,
         meter: Meter | None = None,
+        is_ahead: bool = False,
     ) -> None:
+        """With `is_ahead` each step is formed before the one in front of it has run, as far as control can."""
+        config = config or ControlConfig()
+        if is_ahead:
+            config = msgspec.structs.replace(config, steps_ahead="on")
+        self.running: deque[Batch] = deque()  # formed by `begin`, in order
+        self._max_running = 1 + is_ahead
         self.executor = FakeExecutor(num_blocks=num_blocks, num_slots=num_slots, max_context=max_context)
         self.clock = FakeClock()
         info = model_info(self.executor, traits)
-        self.controller = Controller(
-            self.executor, token_bytes, info, self.clock, config or ControlConfig(), grammars, meter
-        )
+        self.controller = Controller(self.executor, token_bytes, info, self.clock, config, grammars, meter)
 
     def open(
         self, name: str, limits: ControlLimits | None = None, queues: Sequence[int] = (QUEUE,), tenant: str = ""
@@ -81,11 +93,22 @@ class Rig:
         self.executor.batches.clear()
         return run
 
+    def begin(self) -> bool:
+        """Has steps run, as many as may at once. Whether one does."""
+        while len(self.running) < self._max_running and (batch := self.controller.schedule()) is not None:
+            self.running.append(batch)
+        return bool(self.running)
+
     def step(self) -> bool:
-        """One step, if anything can run."""
-        batch = self.controller.schedule()
-        if batch is None:
-            return False
+        """Begins, and ends one step, if one runs."""
+        is_running = self.begin()
+        if is_running:
+            self.end()
+        return is_running
+
+    def end(self) -> None:
+        """The step that has run the longest is over."""
+        batch = self.running.popleft()
         try:
             result = self.executor.run(batch)
         except RuntimeError as error:
@@ -93,7 +116,6 @@ class Rig:
         else:
             self.controller.complete(result)
         self.controller.check_integrity()
-        return True
 
     def drain(self) -> int:
         """Steps until nothing can run; how many there were."""

@@ -169,7 +169,9 @@ class Program:
             del self.names[-len(surplus) :]
 
 
-def play(seed: int, policy: PolicyName, faults: float, *, num_programs: int = 8, num_turns: int = 400) -> int:
+def play(
+    seed: int, policy: PolicyName, faults: float, *, is_ahead: bool = False, num_programs: int = 8, num_turns: int = 400
+) -> int:
     """How many segments were checked."""
     rng = random.Random(seed)
     config = ControlConfig(
@@ -177,15 +179,17 @@ def play(seed: int, policy: PolicyName, faults: float, *, num_programs: int = 8,
         policy_calls=2, prefix_cache=rng.random() < 0.7,
     )  # fmt: skip
     places: dict[str, Places] = {"g": PLACES}
-    rig = Rig(num_blocks=rng.choice([16, 22, 30]), grammars=FakeCompiler(**places), token_bytes=LETTERS, config=config)
+    rig = Rig(
+        num_blocks=rng.choice([16, 22, 30]), grammars=FakeCompiler(**places), token_bytes=LETTERS, config=config,
+        is_ahead=is_ahead,
+    )  # fmt: skip
     programs = [Program(rig, number, rng) for number in range(num_programs)]
     for turn in range(60 * num_turns):
         for program in programs:
             program.act()
         if turn < num_turns and rng.random() < 0.1:
             programs.append(Program(rig, len(programs), rng))
-        running = rig.controller.schedule()
-        if running is None:
+        if not rig.begin():
             rig.clock.advance(rng.choice([0.001, 0.03]))
             if all(program.is_over for program in programs):
                 break
@@ -193,10 +197,8 @@ def play(seed: int, policy: PolicyName, faults: float, *, num_programs: int = 8,
         for program in programs:
             program.act()
         if rng.random() < faults:
-            rig.controller.fail_step(RuntimeError("device lost"))
-        else:
-            rig.controller.complete(rig.executor.run(running))
-        rig.controller.check_integrity()
+            rig.executor.fault = RuntimeError("device lost")
+        rig.end()
     assert all(program.is_over for program in programs), "somebody waits for ever"
     rig.assert_all_free()
     return sum(program.num_checked for program in programs)
@@ -206,3 +208,8 @@ def play(seed: int, policy: PolicyName, faults: float, *, num_programs: int = 8,
 @pytest.mark.parametrize(("seed", "faults"), [(1, 0.0), (2, 0.01)])
 def test_segments_of_all_kinds_in_a_small_pool_equal_the_loop(seed: int, faults: float, policy: PolicyName) -> None:
     assert play(seed, policy, faults) > 10
+
+
+@pytest.mark.parametrize(("seed", "faults"), [(1, 0.0), (2, 0.01), (3, 0.01), (4, 0.0)])
+def test_and_so_they_do_when_steps_are_ahead(seed: int, faults: float) -> None:
+    assert play(seed, "adaptive", faults, is_ahead=True) > 10

@@ -105,9 +105,11 @@ ops = st.lists(
 )
 
 
-def outcome(steps: list[Op], *, prefix_cache: bool, drops: bool) -> dict[tuple[str, CallId], object]:
+def outcome(
+    steps: list[Op], *, prefix_cache: bool, drops: bool, is_ahead: bool = False
+) -> dict[tuple[str, CallId], object]:
     """What each call completes with, but how much of it was cached; of an error, its type."""
-    rig = Rig(num_blocks=400, config=ControlConfig(prefix_cache=prefix_cache))
+    rig = Rig(num_blocks=400, config=ControlConfig(prefix_cache=prefix_cache), is_ahead=is_ahead)
     runs = {name: rig.open(name) for name in RUNS}
     for run in runs.values():
         run.now(AllocatePages(queue=QUEUE, pages=tuple(map(PageName, (*PAGES, *BORROWED)))))
@@ -152,9 +154,11 @@ def _said(run: RigRun, call: CallId) -> object:
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps=ops, prefix_cache=st.booleans(), drops=st.booleans())
-def test_nothing_that_is_spared_or_lost_changes_an_answer(steps: list[Op], prefix_cache: bool, drops: bool) -> None:
+@given(steps=ops, prefix_cache=st.booleans(), drops=st.booleans(), is_ahead=st.booleans())
+def test_nothing_that_is_spared_or_lost_changes_an_answer(
+    steps: list[Op], prefix_cache: bool, drops: bool, is_ahead: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "_take_joining", lambda self, step: None)
         plain = outcome(steps, prefix_cache=False, drops=False)
-    assert outcome(steps, prefix_cache=prefix_cache, drops=drops) == plain
+    assert outcome(steps, prefix_cache=prefix_cache, drops=drops, is_ahead=is_ahead) == plain

@@ -103,9 +103,11 @@ clears = queues.map(lambda queue: ClearQueue(queue=queue))
 calls = st.one_of(texts(), copies(), embeds(), forwards(), heads(), shifts(), segments(), barriers)
 
 
-def outcome(ops: list[Op], *, fails: bool) -> tuple[dict[int, object], dict[int, list[int]], int]:
+def outcome(
+    ops: list[Op], *, fails: bool, is_ahead: bool = False
+) -> tuple[dict[int, object], dict[int, list[int]], int]:
     """What each call completes with (of an error, its type), the order of completion by queue, and the steps."""
-    rig = Rig()
+    rig = Rig(is_ahead=is_ahead)
     run = rig.open("a", queues=QUEUES)
     run.now(AllocatePages(queue=QueueName(1), pages=tuple(PageName(page) for page in PAGES)))
     run.now(AllocateEmbeds(queue=QueueName(1), embeds=tuple(EmbedName(name) for name in (*INPUTS, *OUTPUTS))))
@@ -138,6 +140,7 @@ def without_joining(run: Callable[[], tuple]) -> tuple:
 @given(ops=st.lists(st.one_of(calls, clears, st.integers(1, 2)), max_size=25))
 def test_calls_that_join_complete_as_if_they_had_waited(ops: list[Op]) -> None:
     ends, order, num_steps = outcome(ops, fails=False)
+    assert outcome(ops, fails=False, is_ahead=True)[0] == ends
     expected_ends, expected_order, expected_steps = without_joining(lambda: outcome(ops, fails=False))
     assert (ends, order) == (expected_ends, expected_order)
     assert num_steps <= expected_steps
@@ -147,6 +150,7 @@ def test_calls_that_join_complete_as_if_they_had_waited(ops: list[Op]) -> None:
 def test_failures_reach_those_that_joined_as_if_they_had_waited(ops: list[Op]) -> None:
     """Without clear_queue: after it, what a poisoned call overwrote could be read, had it not run in vain."""
     ends, order, _ = outcome(ops, fails=True)
+    assert outcome(ops, fails=True, is_ahead=True)[0] == ends
     assert (ends, order) == without_joining(lambda: outcome(ops, fails=True))[:2]
 
 

@@ -77,11 +77,12 @@ class RandomPrograms(RuleBasedStateMachine):
     max_contexts = 100  # of a run
     num_runs = 3
     truncates = True
+    is_ahead = False  # whether steps are
 
     def __init__(self) -> None:
         super().__init__()
         config = ControlConfig(max_batch_rows=3, max_batch_tokens=7)
-        self.rig = Rig(num_blocks=self.num_blocks, config=config)
+        self.rig = Rig(num_blocks=self.num_blocks, config=config, is_ahead=self.is_ahead)
         self.programs: list[Program] = []
         self.num_opened = 0
 
@@ -245,11 +246,11 @@ class RandomPrograms(RuleBasedStateMachine):
     @rule(pick=PICK, is_running=st.booleans())
     def close_run(self, pick: int, is_running: bool) -> None:
         program = chosen(self.programs, pick)
-        batch = self.rig.controller.schedule() if is_running else None
+        is_running = is_running and self.rig.begin()
         program.run.session.close()
         self.programs.remove(program)
-        if batch is not None:
-            self.rig.controller.complete(self.rig.executor.run(batch))
+        if is_running:
+            self.rig.step()
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
@@ -363,6 +364,22 @@ class FaultyRandomPrograms(TightRandomPrograms):
         self.rig.executor.fault = None
 
 
+class RandomProgramsAhead(RandomPrograms):
+    is_ahead = True
+
+
+class TightRandomProgramsAhead(TightRandomPrograms):
+    is_ahead = True
+
+
+class PatientRandomProgramsAhead(PatientRandomPrograms):
+    is_ahead = True
+
+
+class FaultyRandomProgramsAhead(FaultyRandomPrograms):
+    is_ahead = True
+
+
 SETTINGS = settings(
     max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -372,6 +389,10 @@ TestTightRandomPrograms = TightRandomPrograms.TestCase
 TestTightRandomPrograms.settings = SETTINGS
 TestPatientRandomPrograms = PatientRandomPrograms.TestCase
 TestPatientRandomPrograms.settings = settings(SETTINGS, max_examples=80)
+TestRandomProgramsAhead = RandomProgramsAhead.TestCase
+TestRandomProgramsAhead.settings = SETTINGS
+TestTightRandomProgramsAhead = TightRandomProgramsAhead.TestCase
+TestTightRandomProgramsAhead.settings = SETTINGS
 
 
 def soak(machine: RandomPrograms, seed: int, num_operations: int = 1500) -> None:
@@ -402,7 +423,13 @@ def soak(machine: RandomPrograms, seed: int, num_operations: int = 1500) -> None
     machine.teardown()
 
 
+KINDS = [RandomPrograms, TightRandomPrograms, PatientRandomPrograms, FaultyRandomPrograms]
+KINDS_AHEAD = [
+    RandomProgramsAhead, TightRandomProgramsAhead, PatientRandomProgramsAhead, FaultyRandomProgramsAhead
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", [RandomPrograms, TightRandomPrograms, PatientRandomPrograms, FaultyRandomPrograms])
+@pytest.mark.parametrize("kind", [*KINDS, *KINDS_AHEAD])
 def test_a_soak_of_random_programs_leaks_nothing(kind: type[RandomPrograms], seed: int) -> None:
     soak(kind(), seed)

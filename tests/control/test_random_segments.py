@@ -25,12 +25,13 @@ def keep(index: int, token: int, num_vetoes: int) -> str:
     max_tokens=st.integers(1, 9),
     num_given_pages=st.sampled_from([0, 0, 1, 6]),
     max_batch_tokens=st.sampled_from([3, 5, 512]),
+    is_ahead=st.booleans(),
     seed=st.integers(0, 10_000),
 )
 def test_segments_side_by_side_equal_the_loop_in_tokens_reason_kv_length_and_pages(
-    options: list[str], max_tokens: int, num_given_pages: int, max_batch_tokens: int, seed: int
+    options: list[str], max_tokens: int, num_given_pages: int, max_batch_tokens: int, is_ahead: bool, seed: int
 ) -> None:
-    rig = make_rig(max_batch_tokens)
+    rig = make_rig(max_batch_tokens, is_ahead)
     runs = [(rig.open(str(number)), *call_of(option, seed + number)) for number, option in enumerate(options)]
     calls = []
     for number, (run, call, _) in enumerate(runs):
@@ -55,25 +56,26 @@ def test_segments_side_by_side_equal_the_loop_in_tokens_reason_kv_length_and_pag
     num_steps=st.integers(0, 10),
     is_running=st.booleans(),
     max_batch_tokens=st.sampled_from([3, 5, 512]),
+    is_ahead=st.booleans(),
     seed=st.integers(0, 10_000),
 )
 def test_an_interrupt_lands_at_a_token_boundary_within_two_steps_with_the_context_as_the_loop_has_it(
-    option: str, num_steps: int, is_running: bool, max_batch_tokens: int, seed: int
+    option: str, num_steps: int, is_running: bool, max_batch_tokens: int, is_ahead: bool, seed: int
 ) -> None:
     call, places = call_of(option, seed)
     expected = step_by_step(call, keep, places)
-    rig = make_rig(max_batch_tokens)
+    rig = make_rig(max_batch_tokens, is_ahead)
     run, other = rig.open("a"), rig.open("other")
     neighbour = other.submit(generate(PROMPT, max_tokens=30))
     call_id = run.submit(call)
     for _ in range(num_steps):
         rig.step()
-    batch = rig.controller.schedule() if is_running else None
+    if is_running:
+        rig.begin()
     has_started = run.session.open_calls.get(call_id) is None or run.session.open_calls[call_id].is_started
     run.session.interrupt(call_id)
-    if batch is not None:
-        rig.controller.complete(rig.executor.run(batch))
-        rig.controller.check_integrity()
+    while rig.running and run.final(call_id) is None:
+        rig.end()
     assert run.final(call_id) is not None  # no step that begins after it is needed
     if has_started:
         segment = run.segment(call_id)
@@ -92,9 +94,9 @@ def test_an_interrupt_lands_at_a_token_boundary_within_two_steps_with_the_contex
     rig.assert_all_free()
 
 
-def make_rig(max_batch_tokens: int) -> Rig:
+def make_rig(max_batch_tokens: int, is_ahead: bool) -> Rig:
     config = ControlConfig(max_batch_rows=min(64, max_batch_tokens - 1), max_batch_tokens=max_batch_tokens)
-    return Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, config=config)
+    return Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, config=config, is_ahead=is_ahead)
 
 
 def check(segment: Segment, expected: Looked, num_given: int) -> None:

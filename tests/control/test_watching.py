@@ -25,14 +25,21 @@ from .watcher import Watcher, drive, verdict_of
     veto_share=st.sampled_from([0, 15, 50]),
     leaves_at=st.sampled_from([None, None, 0, 1, 5, 8]),
     moves=st.lists(st.sampled_from(["step", "begin", "complete", "look", "look", "ack"]), max_size=80),
+    is_ahead=st.booleans(),
 )
 def test_a_watched_segment_equals_the_loop_that_looks_at_every_token(
-    option: str, window: int, seed: int, veto_share: int, leaves_at: int | None, moves: list[str]
+    option: str,
+    window: int,
+    seed: int,
+    veto_share: int,
+    leaves_at: int | None,
+    moves: list[str],
+    is_ahead: bool,
 ) -> None:
     call, places = call_of(option, seed, Watch(window))
     verdict = verdict_of(seed, veto_share, leaves_at, places)
     expected = step_by_step(call, verdict, places)
-    rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, is_ahead=is_ahead)
     run = rig.open("a")
     watcher = Watcher(run, call, verdict)
     drive(rig, watcher, moves)

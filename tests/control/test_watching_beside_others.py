@@ -70,10 +70,11 @@ class WindowedContext(NaiveContext):
     leaves_at=st.sampled_from([None, None, 0, 3, 8]),
     moves=MOVES,
     max_batch_tokens=st.sampled_from([3, 512]),
+    is_ahead=st.booleans(),
 )
 def test_a_watched_segment_that_does_not_see_all_equals_the_loop(
     option: str, watch: int, size: int, sinks: int, mask: list[bool] | None, has_window: bool, seed: int,
-    leaves_at: int | None, moves: list[str], max_batch_tokens: int,
+    leaves_at: int | None, moves: list[str], max_batch_tokens: int, is_ahead: bool,
 ) -> None:  # fmt: skip
     call, places = call_of(option, seed, Watch(watch))
     window = KvWindow(size=size, sinks=sinks, positions=tuple(range(6))) if has_window else None
@@ -86,7 +87,7 @@ def test_a_watched_segment_that_does_not_see_all_equals_the_loop(
     verdict = verdict_of(seed, 40, leaves_at, places)
     expected = step_by_step(call, verdict, places, naive)
     config = ControlConfig(max_batch_rows=2, max_batch_tokens=max_batch_tokens)
-    rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, config=config)
+    rig = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, config=config, is_ahead=is_ahead)
     run = rig.open("a")
     run.submit(
         ForwardText(queue=QUEUE, pages=(), grow_from=PageName(1), kv_len=0, tokens=tuple(range(40, 46)),

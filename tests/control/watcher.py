@@ -85,20 +85,18 @@ def verdict_of(seed: int, veto_share: int, leaves_at: int | None, places: Places
 
 def drive(rig: Rig, watcher: Watcher, moves: list[str]) -> None:
     """The moves in turn, then looking and stepping until the segment is over."""
-    running = None
     for move in [*moves, *["complete", "look", "step"] * 400]:
-        if move == "begin" and running is None:
-            running = rig.controller.schedule()
-        elif move == "complete" and running is not None:
-            rig.controller.complete(rig.executor.run(running))
-            running = None
-        elif move == "step" and running is None:
+        if move == "begin":
+            rig.begin()
+        elif move == "complete" and rig.running:
+            rig.end()
+        elif move == "step":
             rig.step()
         elif move == "look":
             watcher.look(acknowledges=False)
         elif move == "ack":
             watcher.acknowledge()
         rig.controller.check_integrity()
-        if watcher.run.final(watcher.call_id) is not None and running is None:
+        if watcher.run.final(watcher.call_id) is not None and not rig.running:
             return
     raise AssertionError("the segment never ended")

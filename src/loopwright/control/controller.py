@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from secrets import token_hex
 
@@ -17,7 +18,7 @@ from loopwright.control.counts import StepCounts
 from loopwright.control.decode_calls import DecodeCalls
 from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.feeds import Feed, forwarded
-from loopwright.control.grouping import make_scheduler
+from loopwright.control.grouping import goes_ahead, make_scheduler
 from loopwright.control.intake import Intake
 from loopwright.control.measuring import control_series
 from loopwright.control.moment import Moment
@@ -93,14 +94,15 @@ class Controller:
         self._observer = Observer(meter or SILENT, shape.block_bytes)
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._scheduler = make_scheduler(config, self._resources)
-        self._decoded = DecodeCalls(self._finish, self._fail)
+        self._decoded = DecodeCalls(self._finish, self._fail, self._resources.trim)
         self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
         self._sessions: dict[RunId, InlineSession] = {}
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
-        self._running: Step | None = None
-        self._unwanted: list[OpenCall] = []  # of runs that ended while the step ran
+        self._max_running = 1 + goes_ahead(config, shape)
+        self._running: deque[Step] = deque()  # the second one is ahead
+        self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._wake = asyncio.Event()
 
@@ -142,51 +144,44 @@ class Controller:
     async def serve(self) -> None:
         """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
         self._loop = asyncio.get_running_loop()
+        submitted: deque[tuple[Batch, Future[StepResult]]] = deque()
+        idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
         while True:
             self._wake.clear()
-            began_s = self._clock.now_s()
-            batch = self.schedule()
-            if batch is None:
-                self._decoded.tell()
+            while len(submitted) < self._max_running and (batch := self._formed()) is not None:
+                if not submitted:
+                    idle_from_s = self._clock.now_s()
+                submitted.append((batch, self._submitted(batch)))
+            self._decoded.tell()  # of the step before
+            if not submitted:
                 await self._wait_for_change()
                 continue
-            started_s = self._clock.now_s()
-            self._observer.step_formed(started_s - began_s)
+            batch, running = submitted.popleft()
             try:
-                running = self._executor.submit(batch)
-                self._decoded.tell()  # of the step before
                 result = await result_of(running)
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
-                taken_s = self._clock.now_s() - started_s
+                taken_s = self._clock.now_s() - idle_from_s
                 logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, taken_s, error)
                 self.fail_step(error)
             else:
-                busy_s = self._clock.now_s() - started_s
+                busy_s = self._clock.now_s() - idle_from_s
                 self._counts.busy_s += busy_s
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
+            idle_from_s += self._clock.now_s() - idle_from_s
 
     def schedule(self) -> Batch | None:
-        """The next batch, which is running from now on; None if nothing can run. Only while no step runs."""
-        assert self._running is None, "one step at a time"
-        for call, error in self._compiling.take():
-            if error is not None:
-                ordering.fail(call, error.info())
-            if call.num_blockers == 0:
-                self._settle([call])
+        """The next batch, which is running from now on; None if nothing can run, or can run ahead of what runs."""
+        if self._running:
+            return self._schedule_ahead()
+        self._take_compiled()
         while True:
             self._suspension.resume()
             step = self._scheduler.form(self._clock.now_s())
             has_dropped = self._scheduler.is_blocked and self._suspension.drop_idle(self._clock.now_s())
-            for call, error in step.refused:
-                self._refuse(call, error.info())
-            self._settle(step.settled)
+            self._take_unrunnable(step)
             if not step.is_empty:
-                step.decoding.is_running = True
-                for call in step.calls:
-                    call.is_in_step = True
-                self._running = step
-                return step.batch()
+                return self._started(step)
             if not (step.refused or step.settled or has_dropped or self._make_room()):
                 return None
 
@@ -205,12 +200,12 @@ class Controller:
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self._decoded.take(step.decoding, DecodeResult.of_rows([failed] * len(step.decoding)))
+        self._decoded.take(step.decoding, step.decoded, DecodeResult.of_rows([failed] * len(step.decoded)))
         for call in step.copying:  # what their pages held is lost
-            call.is_in_step = False
+            call.num_in_steps -= 1
             self._fail(call, info)
         for call, _ in step.outcomes(StepResult(NO_DECODE_RESULT, *results)):
-            call.is_in_step = False
+            call.num_in_steps -= 1
             if not call.is_over:
                 self._take(call, failed)
 
@@ -265,10 +260,12 @@ class Controller:
         self._changed()
         session.inbox.close()
         for call in list(session.open_calls.values()):
-            if call.is_running:
-                self._unwanted.append(call)
-            else:
+            if not call.is_running:
                 self._discard(call)
+                continue
+            self._unwanted.append((call, next(step for step in reversed(self._running) if step.has(call))))
+            if call.decoding is not None:
+                call.decoding.end(call)
         self._resources.unbind_all(session.run_id)
         self._resources.exports.end_run(session.run_id)
         self._forget_if_empty(session)
@@ -282,16 +279,64 @@ class Controller:
         assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
         self._resources.check_integrity(calls)
 
+    # Running
+
+    def _formed(self) -> Batch | None:
+        """As `schedule`, and tells how long it took."""
+        began_s = self._clock.now_s()
+        batch = self.schedule()
+        if batch is not None:
+            self._observer.step_formed(self._clock.now_s() - began_s)
+        return batch
+
+    def _submitted(self, batch: Batch) -> Future[StepResult]:
+        try:
+            return self._executor.submit(batch)
+        except Exception as error:  # noqa: BLE001 (the step's turn to fail has not come)
+            failed: Future[StepResult] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _schedule_ahead(self) -> Batch | None:
+        if len(self._running) == self._max_running:
+            return None
+        self._take_compiled()
+        step = self._scheduler.form_ahead(self._clock.now_s(), self._running[-1])
+        if step is None:
+            return None
+        self._take_unrunnable(step)
+        return self._started(step)
+
+    def _take_compiled(self) -> None:
+        """Calls whose grammars are compiled now."""
+        for call, error in self._compiling.take():
+            if error is not None:
+                ordering.fail(call, error.info())
+            if call.num_blockers == 0:
+                self._settle([call])
+
+    def _take_unrunnable(self, step: Step) -> None:
+        """What came up when the step was formed, and is not in it."""
+        for call, error in step.refused:
+            self._refuse(call, error.info())
+        self._settle(step.settled)
+
+    def _started(self, step: Step) -> Batch:
+        for call in step.calls:
+            call.num_in_steps += 1
+        self._running.append(step)
+        return step.batch()
+
     # Ending
 
     def _take_step(self, result: StepResult) -> None:
         step = self._end_step()
         self._counts.count(step)
-        self._decoded.take(step.decoding, result.decodes)
+        self._decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
-            call.is_in_step = False
+            call.num_in_steps -= 1
         for call, row in step.outcomes(result):
-            call.is_in_step = False
+            call.num_in_steps -= 1
             if not call.is_over:  # with its run, or because a call of this very step failed
                 self._take(call, row)
         self._observer.step_over(step, self._moment)
@@ -341,6 +386,7 @@ class Controller:
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_over:
+            self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
 
     def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
@@ -348,6 +394,7 @@ class Controller:
         if isinstance(feed, WatchedFeed):
             self._watched.end_interrupted(call, feed)
         else:
+            self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
 
     def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
@@ -428,15 +475,17 @@ class Controller:
             del self._sessions[session.run_id]
 
     def _end_step(self) -> Step:
-        step, self._running = self._running, None
-        assert step is not None, "no step runs"
+        step = self._running.popleft()
         self._moment.now_s = self._clock.now_s()
         self._suspension.count(step)
-        step.decoding.is_running = False
-        unwanted, self._unwanted = self._unwanted, []
+        self._counts.num_wasted_rows += step.num_wasted
+        unwanted = [call for call, last in self._unwanted if last is step]
+        self._unwanted = [one for one in self._unwanted if one[1] is not step]
         for call in unwanted:
-            self._discard(call)
-            self._forget_if_empty(self._sessions[call.run_id])
+            if not call.is_over:
+                self._discard(call)
+            if call.run_id in self._sessions:
+                self._forget_if_empty(self._sessions[call.run_id])
         return step
 
     # Waiting

@@ -13,6 +13,7 @@ class StepCounts:
     num_rows: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_wasted_rows: int = 0
     num_failed_steps: int = 0
     busy_s: float = 0.0
 
@@ -21,5 +22,5 @@ class StepCounts:
         self.num_rows += step.num_rows
         num_tokens = [row.num_tokens for row in step.batch_rows[step.num_short :]]
         num_single = num_tokens.count(1)
-        self.num_decode_tokens += len(step.decoding) + step.num_short + num_single
+        self.num_decode_tokens += len(step.decoded) + step.num_short + num_single
         self.num_prefill_tokens += sum(num_tokens) - num_single

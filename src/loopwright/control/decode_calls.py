@@ -6,7 +6,7 @@ the next one, which need not wait until programs have heard.
 
 from collections.abc import Callable
 
-from loopwright.control.decoding import DecodeGroup
+from loopwright.control.decoding import DecodeGroup, DecodeStep
 from loopwright.control.ordering import OpenCall
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import DecodeResult
@@ -15,23 +15,28 @@ from loopwright.core.results import Completion, Segment
 
 
 class DecodeCalls:
-    """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion."""
+    """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion;
+    `trim` takes pages from one that is over, which it got for what was ahead."""
 
     def __init__(
-        self, finish: Callable[[OpenCall, Segment], None], fail: Callable[[OpenCall, ErrorInfo], None]
+        self,
+        finish: Callable[[OpenCall, Segment], None],
+        fail: Callable[[OpenCall, ErrorInfo], None],
+        trim: Callable[[OpenCall], None],
     ) -> None:
-        self._finish, self._fail = finish, fail
+        self._finish, self._fail, self._trim = finish, fail, trim
         self._untold: dict[OpenCall, SegmentFeed] = {}  # the last step sampled for them, and they want to know
 
-    def take(self, group: DecodeGroup, result: DecodeResult) -> None:
+    def take(self, group: DecodeGroup, step: DecodeStep, result: DecodeResult) -> None:
         """What came of the group's rows."""
-        over = group.take(result)
-        self._untold = dict(group.shown)
+        over = group.take(step, result)
+        self._untold = step.shown
         for call, error in over:
             if error is not None:
                 self._untold.pop(call, None)
                 self._fail(call, error)
             elif isinstance(call.work, SegmentFeed):
+                self._trim(call)
                 self._finish(call, call.work.segment(len(call.pages)))
 
     def tell(self) -> None:

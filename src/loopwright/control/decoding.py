@@ -7,6 +7,7 @@ Used by the scheduler, which says who joins, and by the controller, which brings
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from loopwright.control.ordering import OpenCall
@@ -28,9 +29,12 @@ class _Row(NamedTuple):
     position: int
     sampling: Sampling
     generated: Sequence[int]
+    num_generated: int
     tokens: list[int]
     logprobs: list[float]
     stop_tokens: frozenset[int]
+    start: int  # steps that the group had when it came
+    end: int  # and when it is over by its length
 
 
 class _Columns(NamedTuple):
@@ -44,27 +48,85 @@ class _Columns(NamedTuple):
     positions: Sequence[int] = ()
     samplings: Sequence[Sampling] = ()
     generated: Sequence[Sequence[int]] = ()
+    num_generated: Sequence[int] = ()
     tokens: Sequence[list[int]] = ()
     logprobs: Sequence[list[float]] = ()
     stop_tokens: Sequence[frozenset[int]] = ()
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Members:
+    """The columns of a step, and of those after it with the same rows, and what is asked of them in each."""
+
+    columns: _Columns = field(default_factory=_Columns)
+    stop_tokens: frozenset[int] = frozenset()  # of any of them
+    matching: Sequence[OpenCall] = ()  # those with stop strings
+    shown: Sequence[tuple[OpenCall, SegmentFeed]] = ()  # who wants to see each token
+    unknown: Sequence[int] = ()  # in place of tokens that have sources
+    sampled: Sequence[int] = ()  # the last token of each, as far as they are here
+
+    @classmethod
+    def of(cls, rows: Iterable[_Row]) -> "_Members":
+        columns = _Columns(*zip(*rows, strict=True))
+        pairs = list(zip(columns.calls, columns.feeds, strict=True))
+        return cls(
+            columns,
+            frozenset().union(*set(columns.stop_tokens)),
+            [call for call, feed in pairs if feed.has_stops],
+            [one for one in pairs if one[1].is_shown],
+            [0] * len(pairs),
+            [tokens[-1] if tokens else 0 for tokens in columns.tokens],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class DecodeStep:
+    """The group's rows in one step."""
+
+    rows: DecodeRows = NO_DECODES
+    members: _Members = field(default_factory=_Members)
+    wasted: list[OpenCall] = field(default_factory=list)  # they were over with the step before
+
+    def __len__(self) -> int:
+        return len(self.members.columns.calls)
+
+    @property
+    def calls(self) -> Sequence[OpenCall]:
+        return self.members.columns.calls
+
+    @property
+    def run_ids(self) -> Sequence[RunId]:
+        """Whose rows count: a run has as many entries as rows."""
+        columns = self.members.columns
+        if not self.wasted:
+            return columns.run_ids
+        wasted = set(self.wasted)
+        return [one for one, call in zip(columns.run_ids, columns.calls, strict=True) if call not in wasted]
+
+    @property
+    def shown(self) -> dict[OpenCall, SegmentFeed]:
+        """Who wants to see what the step sampled."""
+        shown = dict(self.members.shown)
+        for call in self.wasted:
+            shown.pop(call, None)
+        return shown
 
 
 class DecodeGroup:
     """Rows join and leave between steps. Implements `ordering.Decoding`.
 
-    A member's feed is steady, so its tokens say how far it is: nothing else of it changes from step to step."""
+    A member's feed is steady, so its tokens say how far it is: nothing else of it changes from step to step. A step may
+    be formed ahead, while the one before runs: then how far a row is follows from the steps that were formed."""
 
     def __init__(self, block_size: int) -> None:
-        self.is_running = False
-        self.shown: Sequence[tuple[OpenCall, SegmentFeed]] = ()  # of the rows that run: who wants to see each token
         self._size = block_size
-        self._num_steps = 0  # that are over
+        self._num_formed = self._num_taken = 0  # steps
+        self._running: deque[DecodeStep] = deque()
         self._rows: dict[OpenCall, _Row] = {}
         self._is_changed = False  # since the columns were made
-        self._columns = _Columns()  # of the rows that run, or ran last
-        self._stop_tokens: frozenset[int] = frozenset()  # of any of them
-        self._matching: Sequence[OpenCall] = ()  # those with stop strings
-        self._sampled: Sequence[int] = ()  # by the step that ran last
+        self._members = _Members()  # of the step that was formed last
         self._full: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may need a page, by the steps before
         self._ending: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may be over, by the steps until then
 
@@ -73,35 +135,46 @@ class DecodeGroup:
 
     @property
     def calls(self) -> Collection[OpenCall]:
-        """The members, in the order of their rows."""
+        """Those with a row in the next step, in the order of their rows."""
         return self._rows.keys()
 
     @property
-    def run_ids(self) -> Sequence[RunId]:
-        """Whose rows run, or ran last: a run has as many entries as rows."""
-        return self._columns.run_ids
+    def is_running(self) -> bool:
+        """Whether a step of the group runs."""
+        return bool(self._running)
 
-    def join(self, call: OpenCall) -> None:
-        """Takes a call whose feed is steady and has a place for its next token."""
+    def join(self, call: OpenCall, num_unknown: int = 0) -> None:
+        """Takes a call whose feed has a place for its next token and is steady, or will be when the one token is here
+        that the running step samples."""
         feed, generate = call.work, call.call
         assert isinstance(feed, SegmentFeed)
         assert isinstance(generate, Generate)
-        assert feed.is_steady
+        assert feed.is_steady or num_unknown
+        formed, has_penalties = self._num_formed, generate.sampling.has_penalties
+        num_tokens = len(feed.tokens) + num_unknown
         self._rows[call] = _Row(
-            call, feed, call.run_id, feed.block_ids, feed.kv_len - self._num_steps, feed.position - self._num_steps,
-            generate.sampling, feed.tokens if generate.sampling.has_penalties else (), feed.tokens, feed.logprobs,
-            feed.stop_tokens,
+            call, feed, call.run_id, feed.block_ids, feed.kv_len_at(num_tokens) - formed,
+            feed.position + num_unknown - formed, generate.sampling, feed.tokens if has_penalties else (),
+            num_tokens - 1 - formed, feed.tokens, feed.logprobs, feed.stop_tokens,
+            formed, formed + max(1, feed.max_more(num_unknown)),
         )  # fmt: skip
         call.decoding = self
         self._is_changed = True
-        self._ending[self._num_steps + feed.max_more].append(call)
+        self._ending[self._rows[call].end].append(call)
         self.has_grown(call)
 
     def leave(self, call: OpenCall) -> None:
-        """The call has a row in no further step of the group."""
-        del self._rows[call]
+        """The call is none of the group's any more; if a step runs that has a row of it, that row is wasted."""
+        if self._rows.pop(call, None) is not None:
+            self._is_changed = True
+            if self._running:
+                self._running[-1].wasted.append(call)
         call.decoding = None
-        self._is_changed = True
+
+    def end(self, call: OpenCall) -> None:
+        """The call has a row in the steps that run, and in none after them."""
+        if self._rows.pop(call, None) is not None:
+            self._is_changed = True
 
     def dissolve(self) -> list[OpenCall]:
         """Has all leave; who they were."""
@@ -110,68 +183,104 @@ class DecodeGroup:
             self.leave(call)
         return calls
 
+    def end_known(self) -> None:
+        """Ends those that will be over by their length with what runs."""
+        for call in self._ending.get(self._num_formed, ()):
+            if call in self._rows and self._rows[call].end == self._num_formed:
+                self.end(call)
+
     def take_full(self) -> list[OpenCall]:
         """Those that have no place for their next token. Each leaves, or `has_grown`."""
-        due = self._full.pop(self._num_steps, ())
-        return [call for call in dict.fromkeys(due) if call in self._rows and self._room(self._rows[call].feed) == 0]
+        due = self._full.pop(self._num_formed, ())
+        return [call for call in dict.fromkeys(due) if call in self._rows and self._room(call) == 0]
 
     def has_grown(self, call: OpenCall) -> None:
-        """The call has places for tokens to come."""
-        self._full[self._num_steps + self._room(self._rows[call].feed)].append(call)
+        """The call has places for tokens to come. One that has none is among the next `take_full`."""
+        self._full[self._num_formed + self._room(call)].append(call)
 
     def look_at(self, call: OpenCall) -> None:
         """The call may be over when the next step is."""
-        self._ending[self._num_steps + 1].append(call)
+        self._ending[self._num_taken + 1].append(call)
 
-    def form(self) -> DecodeRows:
-        """The rows of the next step."""
-        if not self._rows:
-            self._columns, self.shown = _Columns(), ()
-            return NO_DECODES
-        columns = self._columns
-        if self._is_changed:
-            columns = self._make_columns()
-        return DecodeRows(
-            columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated, self._sampled,
-            self._num_steps,
-        )  # fmt: skip
+    def form(self, running: Sequence[OpenCall] | None = None) -> DecodeStep:
+        """The rows of the next step. `running` are the calls of the rows of the one that runs, if one does."""
+        if self._is_changed or not self._rows:
+            self._members = _Members.of(self._rows.values()) if self._rows else _Members()
+            self._is_changed = False
+        members = self._members
+        step = DecodeStep(members=members)
+        if self._rows:
+            columns, tokens, sources = members.columns, members.sampled, self._sources(running)
+            if sources:
+                tokens = members.unknown if isinstance(sources, range) else _known(members.sampled, sources)
+            step.rows = DecodeRows(
+                columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated, tokens,
+                self._num_formed, columns.num_generated, sources,
+            )  # fmt: skip
+        self._num_formed += 1
+        self._running.append(step)
+        return step
 
-    def take(self, result: DecodeResult) -> list[tuple[OpenCall, ErrorInfo | None]]:
+    def take(self, step: DecodeStep, result: DecodeResult) -> list[tuple[OpenCall, ErrorInfo | None]]:
         """Keeps what the step sampled. Returns the calls that are over, with what they failed with."""
-        self._num_steps += 1
-        columns, self._sampled = self._columns, result.token_ids
+        ended = self._running.popleft()
+        assert ended is step, "steps end in their order"
+        self._num_taken += 1
+        columns, step.members.sampled = step.members.columns, result.token_ids
         deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
         deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
+        for call in step.wasted:
+            _take_back(call)
         over: dict[OpenCall, ErrorInfo | None] = {}
         for place, error in result.errors.items():
-            columns.feeds[place].take_back()
-            over[columns.calls[place]] = error
-        ending = [*self._stopped(result.token_ids), *self._matching, *self._ending.pop(self._num_steps, ())]
+            if (call := columns.calls[place]).decoding is self:
+                _take_back(call)
+                over[call] = error
+        ending = [*_stopped(step, result), *step.members.matching, *self._ending.pop(self._num_taken, ())]
         for call in dict.fromkeys(ending):
-            row = self._rows.get(call)
-            if row is not None and call not in over and row.feed.has_ended():
+            if call not in over and self._had_row(call) and _has_ended(call):
                 over[call] = None
         return list(over.items())
 
-    def _stopped(self, tokens: Sequence[int]) -> Iterable[OpenCall]:
-        if self._stop_tokens.isdisjoint(tokens):
+    def _had_row(self, call: OpenCall) -> bool:
+        """Whether the call, of those that may be over, had a row in the step that is being taken."""
+        row = self._rows.get(call)
+        return call.decoding is self and (row is None or row.start < self._num_taken)
+
+    def _sources(self, running: Sequence[OpenCall] | None) -> Sequence[int]:
+        if running is None:
             return ()
-        columns = self._columns
-        return [
-            call
-            for call, stop_tokens, token in zip(columns.calls, columns.stop_tokens, tokens, strict=True)
-            if token in stop_tokens
-        ]
+        if self._running and self._running[-1].members is self._members:
+            return range(len(self._rows))
+        places = {call: place for place, call in enumerate(running)}
+        return [places.get(call, -1) for call in self._rows]
 
-    def _make_columns(self) -> _Columns:
-        columns = self._columns = _Columns(*zip(*self._rows.values(), strict=True))
-        self._is_changed = False
-        self._sampled = [tokens[-1] for tokens in columns.tokens]
-        self._stop_tokens = frozenset().union(*set(columns.stop_tokens))
-        self._matching = [call for call, feed in zip(columns.calls, columns.feeds, strict=True) if feed.has_stops]
-        self.shown = [one for one in zip(columns.calls, columns.feeds, strict=True) if one[1].is_shown]
-        return columns
-
-    def _room(self, feed: SegmentFeed) -> int:
+    def _room(self, call: OpenCall) -> int:
         """Tokens for which there is a place."""
-        return len(feed.block_ids) * self._size - feed.kv_len
+        row = self._rows[call]
+        return len(row.block_ids) * self._size - row.kv_len - self._num_formed
+
+
+def _known(sampled: Sequence[int], sources: Sequence[int]) -> Sequence[int]:
+    return [0 if source >= 0 else token for token, source in zip(sampled, sources, strict=True)]
+
+
+def _stopped(step: DecodeStep, result: DecodeResult) -> Iterable[OpenCall]:
+    if step.members.stop_tokens.isdisjoint(result.token_ids):
+        return ()
+    columns = step.members.columns
+    return [
+        call
+        for call, stop_tokens, token in zip(columns.calls, columns.stop_tokens, result.token_ids, strict=True)
+        if token in stop_tokens
+    ]
+
+
+def _take_back(call: OpenCall) -> None:
+    assert isinstance(call.work, SegmentFeed)
+    call.work.take_back()
+
+
+def _has_ended(call: OpenCall) -> bool:
+    assert isinstance(call.work, SegmentFeed)
+    return call.work.has_ended()

@@ -187,9 +187,14 @@ class Feed:
         return self._tokens[first:last], self._positions[first:last]
 
     @property
+    def is_through(self) -> bool:
+        """Whether the row that was made last leaves nothing to run."""
+        return self._num_in_row == self.num_left
+
+    @property
     def is_last_row(self) -> bool:
-        """Whether the row that was made last leaves nothing to run and has no drafts: those may be rejected."""
-        return self._num_in_row == self.num_left and not self._num_drafts
+        """As `is_through`, and the row has no drafts: those may be rejected."""
+        return self.is_through and not self._num_drafts
 
     @property
     def _is_plain(self) -> bool:

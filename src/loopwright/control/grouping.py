@@ -13,6 +13,7 @@ from loopwright.control.ordering import OpenCall
 from loopwright.control.policies import Adaptive, Policy, make_policy
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler, Step
+from loopwright.core.executor import EngineShape
 from loopwright.core.ids import RunId
 
 AnyScheduler: TypeAlias = "Scheduler | GroupingScheduler"
@@ -26,6 +27,18 @@ def make_scheduler(config: ControlConfig, resources: ResourceManager) -> AnySche
     return (
         Scheduler(config, resources) if isinstance(policy, Adaptive) else GroupingScheduler(policy, config, resources)
     )
+
+
+def goes_ahead(config: ControlConfig, shape: EngineShape) -> bool:
+    """Whether steps are formed while others run. Raises ValueError if that is asked for and cannot be."""
+    is_usual = shape.steps_ahead == "usual" and config.policy == "adaptive"
+    if config.steps_ahead != "on":
+        return is_usual and config.steps_ahead == "auto"
+    if shape.steps_ahead == "never":
+        raise ValueError("steps_ahead is on, and this engine takes one step at a time")
+    if config.policy != "adaptive":
+        raise ValueError(f"steps_ahead is on, and under policy {config.policy} a step begins when the engine is idle")
+    return True
 
 
 class GroupingScheduler:
@@ -86,6 +99,9 @@ class GroupingScheduler:
             if not step.is_empty or step.refused or step.settled:
                 return step
         return Step(self._resources.shape.block_size, DecodeGroup(self._resources.shape.block_size))
+
+    def form_ahead(self, now_s: float, running: Step) -> None:
+        """Nothing: a step is formed when the engine is idle."""
 
     def waiting(self) -> list[OpenCall]:
         """The calls that wait for blocks, after a form that took none; nobody is stuck while a group is to come."""

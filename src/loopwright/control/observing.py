@@ -40,7 +40,7 @@ class Observer:
         now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
         if not self._is_on:
             return
-        num_usual = num_decodes = len(step.decoding.run_ids)  # as they ran: some have left since
+        num_usual = num_decodes = len(step.decoded.run_ids)
         num_short, num_prompt = step.num_short, 0
         if step.rows:
             num_prompt = sum(row.num_tokens for row in step.batch_rows[num_short:])

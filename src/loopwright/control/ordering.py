@@ -86,7 +86,10 @@ class CallQueue:
 class Decoding(Protocol):
     """The rows of one token that run in every step, as those know it that are among them."""
 
-    is_running: bool
+    @property
+    def is_running(self) -> bool: ...
+
+    def end(self, call: "OpenCall") -> None: ...
 
     def leave(self, call: "OpenCall") -> None: ...
 
@@ -127,7 +130,7 @@ class OpenCall:
 
     __slots__ = (
         "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "first_s",
-        "grown", "inbox", "is_in_step", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_seen",
+        "grown", "inbox", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_in_steps", "num_seen",
         "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at",
         "started_s", "token_s", "work",
     )  # fmt: skip
@@ -155,7 +158,7 @@ class OpenCall:
         self.failure: ErrorInfo | None = None
         self.decoding: Decoding | None = None  # if it has a row in every step
         self.is_started = self.is_over = False
-        self.is_in_step = False  # in the step that runs, other than by `decoding`
+        self.num_in_steps = 0  # those that run and have something of it, other than by `decoding`
         self.issued_s = self.started_s = 0.0
         self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw
         self.token_s: float | None = None
@@ -163,8 +166,8 @@ class OpenCall:
 
     @property
     def is_running(self) -> bool:
-        """Whether the step that runs has something of the call."""
-        return self.is_in_step or (self.decoding is not None and self.decoding.is_running)
+        """Whether a step that runs has something of the call."""
+        return self.num_in_steps > 0 or (self.decoding is not None and self.decoding.is_running)
 
     @property
     def marked_pages(self) -> list[Page]:
@@ -180,6 +183,11 @@ class OpenCall:
     def is_paused(self) -> bool:
         """Whether it waits for its own program."""
         return isinstance(self.work, Feed) and self.work.is_paused
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it has no row in the next step, though it needs nothing: its program or a step has to tell first."""
+        return self.is_running or self.is_paused
 
     @property
     def feed(self) -> Feed | None:

@@ -215,17 +215,28 @@ class ResourceManager:
 
     def shrink(self, call: OpenCall) -> None:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
-        feed, table = call.work, self._holdings[call.run_id].pages
+        feed = call.work
         assert isinstance(feed, Feed)
         if feed.num_recorded > feed.kv_len:
             self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
             self._holdings[call.run_id].bases.forget()
-        num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
-        num_surplus = min(len(call.pages) - num_needed, len(call.grown))
+        self._keep(call, feed, feed.kv_len + feed.num_left)
+
+    def trim(self, call: OpenCall) -> None:
+        """As `shrink`, for a segment that is over: a row ahead of its end may have had one. A prompt keeps its own."""
+        feed = call.work
+        assert isinstance(feed, SegmentFeed)
+        self._keep(call, feed, max(feed.kv_len, feed.start_kv_len + feed.num_prompt))
+
+    def _keep(self, call: OpenCall, feed: Feed, end: int) -> None:
+        """Leaves a segment only the pages that it grew before KV place `end`."""
+        table = self._holdings[call.run_id].pages
+        num_surplus = min(len(call.pages) - -(-end // self.shape.block_size), len(call.grown))
         if num_surplus <= 0:
             return
         pages, names = call.pages[-num_surplus:], call.grown[-num_surplus:]
-        del call.pages[-num_surplus:], call.grown[-num_surplus:], feed.block_ids[len(call.pages) :]
+        del call.pages[-num_surplus:], call.grown[-num_surplus:]
+        feed.block_ids = feed.block_ids[: len(call.pages)]  # a row that waits for its turn has the longer list
         call.page_writes = [page for page in call.page_writes if page not in pages]
         for page in pages:
             if page.writer is call:

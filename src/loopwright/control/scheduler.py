@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from loopwright.control.decoding import DecodeGroup
+from loopwright.control.decoding import DecodeGroup, DecodeStep
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
@@ -59,6 +59,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_wait_s: Annotated[
         Seconds, Meta(description="t-only: how long the first call of a batch waits for others")
     ] = 0.016
+    steps_ahead: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="whether a step is formed while the one before it runs; auto: if the engine gains by it"),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.max_batch_rows < self.max_batch_tokens:
@@ -72,7 +76,9 @@ class Step:
     """A batch in the making, with the call of each of its entries."""
 
     block_size: int
-    decoding: DecodeGroup  # what it has at the time is in the batch
+    decoding: DecodeGroup  # what it has when the batch is made is in it
+    before: "Step | None" = None  # the one that runs, if this one is ahead
+    decoded: DecodeStep = field(default_factory=DecodeStep)  # the group's rows, once the batch is made
     private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
     copies: list[OpenCall] = field(default_factory=list)
     shifts: list[OpenCall] = field(default_factory=list)
@@ -90,6 +96,11 @@ class Step:
     def num_rows(self) -> int:
         """Rows of the forward pass."""
         return len(self.decoding) + len(self.rows)
+
+    @property
+    def num_wasted(self) -> int:
+        """Rows of texts that were over when the step before was; while this one has not been taken."""
+        return len(self.decoded.wasted) + sum(call.is_over for call in self.rows)
 
     @property
     def is_empty(self) -> bool:
@@ -136,12 +147,19 @@ class Step:
         places = {call: place for place, call in enumerate(self.joined, start=1)}
         return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
 
+    def has(self, call: OpenCall) -> bool:
+        """Whether the batch has something of the call."""
+        return call in self.calls or call in self.decoded.calls
+
     def batch(self) -> Batch:
+        """To be made once."""
+        before, self.before = self.before, None
+        self.decoded = self.decoding.form(None if before is None else [*before.decoded.calls, *before.rows])
         return Batch(
             copies=[*(one.copy for _, one in self.private), *(_block_copy(call) for call in self.copies)],
             shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
             embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
-            decodes=self.decoding.form(),
+            decodes=self.decoded.rows,
             rows=self.batch_rows,
             heads=[call.work for call in self.heads if isinstance(call.work, HeadRow)],
         )
@@ -205,15 +223,34 @@ class Scheduler:
 
     def form(self, now_s: float) -> Step:
         """What the next step runs; no call if none can."""
-        step = Step(self._resources.shape.block_size, self._decoding)
-        self.is_blocked = False
-        self._num_formed += 1
-        self._now_s = now_s
-        self._take_light(step)
-        self._take_short(step)
-        self._take_long(step)
-        self._take_joining(step)
-        return step
+        return self._fill(Step(self._resources.shape.block_size, self._decoding), now_s)
+
+    def form_ahead(self, now_s: float, running: Step) -> Step | None:
+        """What runs behind the step that runs: all that goes on with what that one samples, and what waits. None if
+        something of it could go on only when its result is here: then that would miss a step."""
+        self._decoding.end_known()
+        going = self._going_on(running)
+        if going is None or not (self._decoding or going) or self.suspended or running.private:
+            return None
+        num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
+        if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:
+            return None  # they take turns
+        if not self._grow_ahead(going):
+            return None
+        step = Step(self._resources.shape.block_size, self._decoding, running)
+        for call, source in going.items():
+            feed = call.work
+            assert isinstance(feed, SegmentFeed)
+            if feed.outlook == "steady":
+                self._decoding.join(call, num_unknown=1)
+                step.joined_decoding.append(call)
+            else:
+                call.served_at = self._num_formed + 1
+                step.rows.append(call)
+                step.batch_rows.append(feed.row_ahead(source))
+        if step.joined_decoding:
+            self._short = [call for call in self._short if call.decoding is None]
+        return self._fill(step, now_s)
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
@@ -223,6 +260,50 @@ class Scheduler:
     def due_s(self) -> float:
         """When a step could be formed though nothing else happens: never, for what can run, runs."""
         return math.inf
+
+    def _fill(self, step: Step, now_s: float) -> Step:
+        self.is_blocked = False
+        self._num_formed += 1
+        self._now_s = now_s
+        self._take_light(step)
+        self._take_short(step)
+        self._take_long(step)
+        self._take_joining(step)
+        return step
+
+    def _going_on(self, running: Step) -> dict[OpenCall, int] | None:
+        """The calls, beside the decode rows, that go on with what the step which runs samples, by the place of their
+        rows there. None if one goes on with more than that."""
+        going: dict[OpenCall, int] = {}
+        for place, call in enumerate(running.rows, start=len(running.decoded)):
+            feed = call.work
+            if call.is_over or call.inbox.is_closed:
+                continue
+            if call.restoring is not None or not isinstance(feed, Feed) or not feed.is_through:
+                return None
+            if isinstance(feed, SegmentFeed):
+                if feed.outlook == "unknown":
+                    return None
+                if feed.outlook in ("steady", "row"):
+                    going[call] = place
+        return going
+
+    def _grow_ahead(self, going: Iterable[OpenCall]) -> bool:
+        """Gives decode rows, and the others that go on, the pages that they need, if that takes no more than to take
+        them. If it does, the next step, which is not ahead, does it."""
+        full = self._decoding.take_full()
+        while full and self._has_grown(full[-1]):
+            self._decoding.has_grown(full.pop())
+        for call in full:
+            self._decoding.has_grown(call)  # not yet: it is asked about again
+        return not full and all(self._has_grown(call) for call in going)
+
+    def _has_grown(self, call: OpenCall) -> bool:
+        """Whether a segment has a place behind the token that is being sampled for it, or has got one."""
+        feed = call.work
+        assert isinstance(feed, SegmentFeed)
+        has_room = feed.kv_len_next < len(feed.block_ids) * self._resources.shape.block_size
+        return has_room or self._resources.grow(call, feed)
 
     def _put_short(self, call: OpenCall) -> None:
         call.served_at = self._num_formed
@@ -244,9 +325,8 @@ class Scheduler:
     def _take_short(self, step: Step) -> None:
         max_rows = self._config.max_batch_rows
         waiting = [call for call in self._short if not call.is_over]
-        unserved = [
-            call for call in waiting if call.is_paused
-        ]  # and soon the first, when their programs let them go on
+        # And soon the first, when their programs let them go on; also what runs, and is over then.
+        unserved = [call for call in waiting if call.is_resting]
         served: list[OpenCall] = []
         if len(self._decoding) + len(waiting) - len(unserved) > max_rows:
             waiting += self._dissolve_decoding()
@@ -256,7 +336,7 @@ class Scheduler:
         for call in waiting:
             feed = call.work
             assert isinstance(feed, Feed)
-            if feed.is_paused:
+            if call.is_resting:
                 continue
             if feed.num_left != 1:  # a grammar forced tokens after the sampled one
                 insort(self._long, call, key=lambda one: one.rank)
@@ -327,7 +407,7 @@ class Scheduler:
             feed = call.feed
             is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
-            if is_fitting and not call.is_paused and (call.is_started or not is_blocked):
+            if is_fitting and not call.is_resting and (call.is_started or not is_blocked):
                 if self._admit(call, step):
                     feed = call.feed
                     if feed is None:  # it is no forward, and has its dropped pages back

@@ -6,15 +6,20 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
+from typing import Literal, TypeAlias
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import RowResult, Sampled
+from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.ids import PageName
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
+
+Outlook: TypeAlias = Literal["over", "steady", "row", "paused", "unknown"]
+"""Of a segment while a row of it runs: it is over by its length; its next row is one of a decode group, or one of its
+own; it waits for its program; or that depends on what the row samples."""
 
 _ENTROPY = DistributionRequest(k=1, entropy=True)
 
@@ -31,9 +36,9 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_grammar", "_is_choice", "_is_usual", "_match", "_matcher", "_max_context", "_may_force",
-        "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops", "is_interrupted",
-        "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
+        "_call", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_match", "_matcher",
+        "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops",
+        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -64,6 +69,7 @@ class SegmentFeed(Feed):
         self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
         self._may_force = self._is_choice = True
+        self._has_row_ahead = False  # behind the one whose result comes next
         # A steady row carries no more than a plain segment needs.
         is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
         self._is_usual = not is_special and not call.sampling.top_logprobs
@@ -102,22 +108,61 @@ class SegmentFeed(Feed):
             self._reason = reason
             return True
         self._continue((self.tokens[-1],), (self._sample_position,))
+        if self._has_row_ahead:
+            self._has_row_ahead, self._num_in_row, self._picked = False, 1, range(len(self._distributions))
         return self.is_interrupted
 
     @property
     def kv_len(self) -> int:
         """As of every feed; of a steady one, all but the last of its tokens."""
-        return self._kv_len if not self.is_steady else self.start_kv_len + self._num_prompt + len(self.tokens) - 1
+        return self._kv_len if not self.is_steady else self.kv_len_at(len(self.tokens))
+
+    def kv_len_at(self, num_tokens: int) -> int:
+        """Of a steady one with so many tokens."""
+        return self.start_kv_len + self._num_prompt + num_tokens - 1
 
     @property
     def position(self) -> int:
         """Where the last token stands."""
         return self._call.positions[-1] + len(self.tokens)
 
+    def max_more(self, num_unknown: int = 0) -> int:
+        """Tokens after which the segment is over by its length, beside those that are being sampled."""
+        num_left = min(self._call.max_tokens - len(self.tokens), self._max_context - 1 - self.position)
+        return num_left - num_unknown
+
     @property
-    def max_more(self) -> int:
-        """Tokens after which the segment is over by its length; at least one."""
-        return max(1, min(self._call.max_tokens - len(self.tokens), self._max_context - 1 - self.position))
+    def outlook(self) -> Outlook:
+        """What it does next, unless the token ends it that the row which runs samples."""
+        if not self.is_through or self._state is not None or self.view is not None:
+            return "unknown"
+        if self.max_more(1) <= 0:
+            return "over"
+        return "steady" if self._is_usual else "row"
+
+    @property
+    def kv_len_next(self) -> int:
+        """The KV length when what runs is over."""
+        return self.kv_len_at(len(self.tokens) + 1) if self.is_steady else self._kv_len + self._num_in_row
+
+    def row_ahead(self, source: int) -> ForwardRow:
+        """The row behind the one that runs, whose place in its step is `source`; for the outlook "row"."""
+        self._has_row_ahead = True
+        sampler, position = self._sampler, self._sample_position
+        if sampler is not None:
+            sampler = SamplerRun(sampler.graph, sampler.initial)
+        return ForwardRow(
+            block_ids=self.block_ids,
+            kv_len=self.kv_len_next,
+            positions=(position,),
+            token_ids=(0,),
+            distributions=self._distributions,
+            sampling=self._call.sampling,  # not what a veto has left of it for the row that runs
+            sample_position=position + 1,
+            generated=tuple(self._generated),  # the list may have one more when the row runs
+            sampler=sampler,
+            source=source,
+        )
 
     def has_ended(self) -> bool:
         """Whether a steady segment, which has just got its last token, is over. To be asked once for each token that

@@ -42,9 +42,9 @@ class Suspension:
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
         served = self._served
-        served.update(step.decoding.run_ids)
+        served.update(step.decoded.run_ids)
         for place, call in enumerate(step.rows):
-            if call.restoring is None:
+            if call.restoring is None and not call.is_over:
                 served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loopwright.control.segments import SegmentFeed
+from loopwright.control.segments import Outlook, SegmentFeed
 from loopwright.core.batch import RowResult
 from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
@@ -40,6 +40,7 @@ class WatchedFeed(SegmentFeed):
         "_banned",
         "_error",
         "_is_ended",
+        "_is_stale",
         "_num_acknowledged",
         "_num_vetoes",
         "_rollback",
@@ -53,6 +54,7 @@ class WatchedFeed(SegmentFeed):
         self._num_acknowledged = self._num_vetoes = 0
         self._rollback: _Rollback | None = None
         self._is_ended = False  # by a reason of its own
+        self._is_stale = False  # the row whose result comes next goes on from what does not stand
         self._error: ErrorInfo | None = None  # what it fails with, once all is acknowledged
         self._banned: dict[int, set[int]] = {}  # tokens that were vetoed, by index
         self._samplers: dict[int, SamplerRun] = {}  # before each token that may be vetoed
@@ -98,18 +100,32 @@ class WatchedFeed(SegmentFeed):
 
     def advance(self, result: RowResult) -> bool:
         """As every segment; but it is over only when it was interrupted, and then keeps what was acknowledged."""
-        if self._rollback is not None:
-            self._go_back()
+        if self._is_stale or self._rollback is not None:
+            self.sampled = ()
+            self._drop_row_ahead()
+            if self._rollback is not None:
+                self._go_back()
         elif result.error is not None:
             self._error, self.sampled = result.error, ()
+            self._drop_row_ahead()
         else:
             try:
                 self._is_ended = super().advance(result) and not self.is_interrupted
             except LoopwrightError as error:
                 self._error = error.info()
+            if self._is_ended or self._error is not None:
+                self._drop_row_ahead()
             if self._sampler is not None:  # then each row gives one token
                 self._samplers[len(self.tokens)] = self._sampler
         return self.is_interrupted
+
+    @property
+    def outlook(self) -> Outlook:
+        if self._is_stale or self._rollback is not None or self._is_ended or self._error is not None:
+            return "unknown"
+        outlook = super().outlook
+        is_full = len(self.tokens) + 1 - self._num_acknowledged >= self._window
+        return "paused" if outlook == "row" and is_full else outlook
 
     @property
     def first_position_left(self) -> int:
@@ -149,6 +165,10 @@ class WatchedFeed(SegmentFeed):
     def _num_standing(self) -> int:
         """Tokens that no veto has taken back."""
         return len(self.tokens) if self._rollback is None else self._rollback.index
+
+    def _drop_row_ahead(self) -> None:
+        """The result after this one does not count either."""
+        self._is_stale, self._has_row_ahead = self._has_row_ahead, False
 
     def _go_back(self) -> None:
         assert self._rollback is not None

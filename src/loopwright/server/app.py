@@ -15,6 +15,7 @@ from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.message_routes import MessageRoutes
 from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
@@ -42,8 +43,9 @@ def create_app(
     generating = Generating(runs, clock)
     openai = OpenAIRoutes(generating)
     responses = ResponseRoutes(generating, ResponseStore(clock, kept or ResponsesConfig()))
+    messages = MessageRoutes(generating)
     programs = ProgramRoutes(runs)
-    texts = TextRoutes(runs)
+    texts = TextRoutes(generating)
 
     @takes(answer={"type": "object", "required": ["openapi", "paths"]})
     async def openapi(request: Request) -> Response:
@@ -67,6 +69,8 @@ def create_app(
         Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
         Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/messages", messages.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),

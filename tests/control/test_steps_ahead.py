@@ -1,0 +1,260 @@
+"""Steps that are formed while others run: what they hold, what they waste, whom they delay, and when there are none."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from loopwright.control.grouping import goes_ahead
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.calls import Generate, Grammar, Sampling, Watch
+from loopwright.core.errors import BadRequest
+from loopwright.core.executor import EngineShape
+from loopwright.core.ids import PageName
+
+from .fake_grammars import FakeCompiler
+from .reference import NaiveContext
+from .rig import Rig, generate
+from .step_by_step import COUNTER, LETTERS, PLACES
+from .test_joining import text
+from .test_overlap import serving
+
+SAMPLING = Sampling(temperature=1.0, seed=3)
+
+
+def expected(first_token: int, max_tokens: int, stop_tokens: Sequence[int] = ()) -> list[int]:
+    return NaiveContext().generate([first_token], range(1), SAMPLING, max_tokens, stop_tokens)
+
+
+def segment(first_token: int = 5, **fields) -> Generate:
+    return generate((first_token,), sampling=SAMPLING, **fields)
+
+
+def stop_after(first_token: int, num_tokens: int) -> int:
+    """A token that ends the text right there."""
+    *before, last = expected(first_token, num_tokens)
+    assert last not in before
+    return last
+
+
+async def num_wasted(rig: Rig) -> int:
+    return (await rig.controller.stats()).num_wasted_rows
+
+
+def test_a_step_that_goes_on_as_before_names_rows_instead_of_tokens_and_has_the_very_same_columns() -> None:
+    rig = Rig(is_ahead=True)
+    calls = [(run := rig.open(name), run.submit(segment(5 + place, max_tokens=9))) for place, name in enumerate("abc")]
+    rig.drain()
+    prompts, joined, *later = rig.executor.batches
+    assert (len(prompts.rows), list(joined.decodes.sources)) == (3, [0, 1, 2])
+    assert [batch.decodes.sources for batch in later] == [range(3)] * 7
+    for name in ("block_ids", "kv_lens", "positions", "samplings", "generated", "num_generated", "token_ids"):
+        assert all(getattr(batch.decodes, name) is getattr(later[0].decodes, name) for batch in later), name
+    assert not any(later[0].decodes.token_ids), "no token was known"
+    assert [list(run.segment(call).tokens) for run, call in calls] == [expected(5 + place, 9) for place in range(3)]
+
+
+async def test_an_end_by_length_wastes_no_row_and_an_end_by_a_token_one() -> None:
+    rig = Rig(is_ahead=True)
+    runs = [rig.open(name) for name in "abc"]
+    stop = stop_after(6, 4)
+    calls = [
+        runs[0].submit(segment(max_tokens=3)),
+        runs[1].submit(segment(6, max_tokens=9, stop_tokens=(stop,), progress=True)),
+        runs[2].submit(segment(7, max_tokens=8)),
+    ]
+    rig.drain()
+    assert [batch.num_rows for batch in rig.executor.batches] == [3, 3, 3, 2, 2, 1, 1, 1]
+    assert await num_wasted(rig) == 1
+    stopped = runs[1].segment(calls[1])
+    assert (list(stopped.tokens), stopped.reason) == (expected(6, 9, (stop,)), "stop_token")
+    assert [token for part in runs[1].parts[calls[1]] for token in part.tokens] == list(stopped.tokens)
+    assert [list(run.segment(call).tokens) for run, call in zip(runs[::2], calls[::2], strict=True)] == [
+        expected(5, 3), expected(7, 8),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5])
+def test_a_page_that_only_a_wasted_row_wrote_is_given_back(num_tokens: int) -> None:
+    rig = Rig(is_ahead=True)
+    run, other = rig.open("a"), rig.open("other")
+    stop = stop_after(9, num_tokens)
+    call = run.submit(segment(9, max_tokens=20, stop_tokens=(stop,)))
+    other_call = other.submit(segment(max_tokens=20))
+    rig.drain()
+    ended = run.segment(call)
+    assert (len(ended.tokens), ended.kv_len, ended.num_pages) == (num_tokens, num_tokens, -(-num_tokens // 4))
+    assert list(other.segment(other_call).tokens) == expected(5, 20)
+    run.session.close()
+    other.session.close()
+    rig.assert_all_free()
+
+
+def test_who_comes_while_a_step_is_ahead_is_in_the_one_behind_it() -> None:
+    rig = Rig(is_ahead=True)
+    first, late = rig.open("first"), rig.open("late")
+    first.submit(segment(max_tokens=12))
+    rig.step()
+    rig.step()
+    assert len(rig.running) == 1, "a step is ahead"
+    call = late.submit(segment(6, max_tokens=3))
+    rig.executor.batches.clear()
+    rig.drain()
+    assert [len(batch.rows) for batch in rig.executor.batches[:3]] == [0, 1, 0]
+    assert list(late.segment(call).tokens) == expected(6, 3)
+
+
+def test_a_prompt_that_ends_with_a_step_has_its_first_token_run_in_the_next() -> None:
+    rig = Rig(is_ahead=True)
+    runs = [rig.open(name) for name in "ab"]
+    calls = [runs[0].submit(segment(max_tokens=9))]
+    for _ in range(3):
+        rig.step()
+    calls.append(runs[1].submit(segment(6, max_tokens=3)))
+    rig.executor.batches.clear()
+    rig.drain()
+    with_prompt = next(place for place, batch in enumerate(rig.executor.batches) if batch.rows)
+    assert list(rig.executor.batches[with_prompt + 1].decodes.sources) == [0, 1]
+    assert [list(run.segment(call).tokens) for run, call in zip(runs, calls, strict=True)] == [
+        expected(5, 9), expected(6, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampler": COUNTER, "sampler_state": {"count": 0.0}},
+        {"stop_entropy": 11.0},
+        {"watch": Watch(20)},
+        {"sampling": Sampling(temperature=1.0, seed=3, top_logprobs=2)},
+    ],
+)
+def test_segments_with_rows_of_their_own_go_on_ahead(fields: dict[str, object]) -> None:
+    rig = Rig(is_ahead=True)
+    run = rig.open("a")
+    run.submit(replace(segment(max_tokens=9), **fields))
+    rig.drain()
+    assert [batch.rows[0].source for batch in rig.executor.batches] == [-1, *[0] * 8]
+
+
+def test_what_needs_a_result_to_go_on_keeps_the_step_behind_it_waiting_for_it() -> None:
+    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    plain, held = rig.open("plain"), rig.open("held")
+    plain.submit(segment(max_tokens=20))
+    call = held.submit(replace(segment(6, max_tokens=4), grammar=Grammar("regex", "g")))
+    rig.drain()
+    rows = [batch.decodes for batch in rig.executor.batches]
+    num_held = sum(bool(batch.rows) for batch in rig.executor.batches)
+    assert len(held.segment(call).tokens) >= 3
+    assert all(len(one) == 0 or not one.sources for one in rows[:num_held]), "it misses no step"
+    assert all(one.sources for one in rows[num_held + 1 :])
+
+
+def test_calls_that_answer_their_program_do_not_hold_up_the_others() -> None:
+    rig = Rig(is_ahead=True)
+    plain, program = rig.open("plain"), rig.open("program")
+    call = plain.submit(segment(max_tokens=9))
+    rig.step()
+    answered = program.submit(text((7,), grow_from=PageName(1), sampling=SAMPLING))
+    rig.drain()
+    assert program.forwarded(answered).token is not None
+    assert all(batch.decodes.sources for batch in rig.executor.batches[1:])
+    assert list(plain.segment(call).tokens) == expected(5, 9)
+
+
+def test_a_row_that_fails_ends_its_text_alone_with_what_it_had() -> None:
+    rig = Rig(is_ahead=True)
+    good, bad = rig.open("good"), rig.open("bad")
+    bad_tokens = expected(9, 12)
+    place = next(place for place, token in enumerate(bad_tokens) if token not in expected(5, 12) and place > 1)
+    rig.executor.fail_rows = {bad_tokens[place]: BadRequest("NaN").info()}
+    calls = good.submit(segment(max_tokens=12)), bad.submit(segment(9, max_tokens=12, progress=True))
+    rig.drain()
+    assert bad.error(calls[1]).message == "NaN"
+    assert [token for part in bad.parts[calls[1]] for token in part.tokens] == bad_tokens[: place + 1]
+    assert list(good.segment(calls[0]).tokens) == expected(5, 12)
+
+
+def test_a_step_that_fails_takes_only_its_own_calls_along() -> None:
+    rig = Rig(is_ahead=True)
+    first, late = rig.open("first"), rig.open("late")
+    failed = first.submit(segment(max_tokens=12))
+    rig.begin()
+    rig.end()
+    call = late.submit(segment(6, max_tokens=6))
+    rig.begin()
+    assert [len(batch.rows) for batch in rig.running] == [0, 1]
+    rig.executor.fault = RuntimeError("device lost")
+    rig.drain()
+    assert first.error_type(failed) == "InternalError"
+    assert list(late.segment(call).tokens) == expected(6, 6)
+
+
+@pytest.mark.parametrize("num_ended", [0, 1])
+def test_a_run_that_closes_in_the_middle_is_gone_when_its_rows_have_run(num_ended: int) -> None:
+    rig = Rig(is_ahead=True)
+    gone, other = rig.open("gone"), rig.open("other")
+    gone.submit(segment(9, max_tokens=20))
+    call = other.submit(segment(max_tokens=9))
+    for _ in range(3):
+        rig.step()
+    rig.begin()
+    gone.session.close()
+    for _ in range(num_ended):
+        rig.end()
+    while rig.running:
+        rig.end()
+    assert rig.open("gone") is not None, "the name is free"
+    rig.drain()
+    assert list(other.segment(call).tokens) == expected(5, 9)
+    assert "gone" not in rig.controller._suspension._served
+
+
+def test_service_is_counted_for_tokens_and_not_for_wasted_rows() -> None:
+    rig = Rig(is_ahead=True)
+    run, other = rig.open("a"), rig.open("other")
+    run.submit(segment(6, max_tokens=9, stop_tokens=(stop_after(6, 4),)))
+    other.submit(segment(max_tokens=9))
+    rig.drain()
+    served = rig.controller._suspension._served
+    assert (served[run.session.run_id], served[other.session.run_id]) == (4, 9)
+
+
+async def test_the_engine_has_two_steps_while_something_goes_on() -> None:
+    rig = Rig(is_ahead=True)
+    run = rig.open("a")
+    async with serving(rig) as executor:
+        call = run.submit(segment(max_tokens=6))
+        for num_held in (2, 2, 2, 2, 2, 1, 0):
+            await turns()
+            assert executor.held is not None
+            assert len(executor.held) == num_held
+            if num_held:
+                executor.release_first()
+    assert list(run.segment(call).tokens) == expected(5, 6)
+
+
+async def turns() -> None:
+    """For control to take what came."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def shape(**fields) -> EngineShape:
+    return EngineShape(64, 100, 16, 8, 8, **fields)
+
+
+def test_steps_are_ahead_where_the_engine_gains_by_it_or_where_that_is_asked_for() -> None:
+    for steps_ahead, is_usual in (("never", False), ("possible", False), ("usual", True)):
+        assert goes_ahead(ControlConfig(), shape(steps_ahead=steps_ahead)) == is_usual
+        assert not goes_ahead(ControlConfig(steps_ahead="off"), shape(steps_ahead=steps_ahead))
+    assert goes_ahead(ControlConfig(steps_ahead="on"), shape(steps_ahead="possible"))
+    assert not goes_ahead(ControlConfig(policy="eager"), shape(steps_ahead="usual"))
+
+
+def test_steps_ahead_are_refused_where_they_cannot_be() -> None:
+    with pytest.raises(ValueError, match="one step at a time"):
+        goes_ahead(ControlConfig(steps_ahead="on"), shape())
+    with pytest.raises(ValueError, match="under policy k-only"):
+        goes_ahead(ControlConfig(steps_ahead="on", policy="k-only"), shape(steps_ahead="usual"))

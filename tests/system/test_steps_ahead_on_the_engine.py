@@ -1,0 +1,74 @@
+"""Control and an engine on its own thread, with steps ahead: every answer is that of one step at a time."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from loopwright.bench.sessions import QUEUE, Caller, segment_call
+from loopwright.bench.together import all_of
+from loopwright.compose.small_engine import open_small_engine
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.calls import CreateQueue, Generate, Sampling
+from loopwright.core.clock import SystemClock
+from loopwright.core.control import ControlStats
+from loopwright.core.results import Segment
+from sampler_rig import SAMPLERS, STATES, initial, traced
+
+VOCAB_SIZE = 260
+NUM_RUNS = 16
+
+
+def drawn(seed: int, **fields) -> Sampling:
+    return Sampling(temperature=1.0, seed=seed, **fields)
+
+
+KINDS: list[Callable[[int], dict[str, object]]] = [
+    lambda seed: {"sampling": drawn(seed)},
+    lambda seed: {"sampling": drawn(seed, presence_penalty=1.5, frequency_penalty=0.7)},
+    lambda seed: {"sampling": drawn(seed), "stop_tokens": tuple(range(seed % 7, 260, 7))},
+    lambda seed: {
+        "sampling": drawn(seed),
+        "sampler": traced(SAMPLERS["presence"], STATES["presence"]),
+        "sampler_state": initial(STATES["presence"]),
+    },
+    lambda seed: {"sampling": drawn(seed, top_logprobs=3)},
+]
+
+
+def call_of(number: int) -> Generate:
+    """A segment of 3 to 40 tokens behind a prompt of 1 to 30."""
+    call = segment_call(3 + 7 * number % 38, prompt_len=1 + 11 * number % 30, first_token=number)
+    return replace(call, progress=number % 3 == 0, **KINDS[number % len(KINDS)](number))
+
+
+async def answers(config: ControlConfig) -> tuple[list[Segment], ControlStats]:
+    """Runs that come while others run."""
+
+    async def one(number: int) -> Segment:
+        for _ in range(40 * number):
+            await asyncio.sleep(0)
+        with Caller(control, f"run-{number}") as caller:
+            await caller.call(CreateQueue(queue=QUEUE))
+            segment = await caller.call(call_of(number))
+            assert isinstance(segment, Segment)
+            return segment
+
+    async with open_small_engine(VOCAB_SIZE, SystemClock(), config) as control:
+        found = await all_of(one(number) for number in range(NUM_RUNS))
+        return found, await control.stats()
+
+
+@pytest.mark.parametrize(("max_rows", "has_waste"), [(256, True), (6, False)])
+async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, has_waste: bool) -> None:
+    """Where rows take turns, few steps are ahead."""
+    config = ControlConfig(max_batch_rows=max_rows, max_batch_tokens=4 * max_rows)
+    expected, _ = await answers(config)
+    found, stats = await answers(replace(config, steps_ahead="on"))
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert (one.tokens, one.reason, one.kv_len, one.num_pages) == (
+            other.tokens, other.reason, other.kv_len, other.num_pages,
+        ), number  # fmt: skip
+        assert one.sampler_state == other.sampler_state
+    assert (stats.num_wasted_rows > 0) == has_waste, "some end by a token, while another step is ahead"
