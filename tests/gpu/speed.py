@@ -33,6 +33,7 @@ from loopwright.engine.executor import create_executor
 NUM_IN, NUM_OUT = 128, 128
 BATCHES = (1, 32, 128, 256)
 SHAPES = ("llama-1b", "llama-8b")
+_LIMITS = ControlLimits(max_pages=1 << 20, max_open_calls=1 << 16)
 _numbers = itertools.count()
 
 
@@ -74,7 +75,7 @@ async def control_over(shape: str, max_batch_tokens: int) -> AsyncIterator[tuple
 
 async def run_batch(controller: Controller, num_streams: int, num_in: int = NUM_IN, num_out: int = NUM_OUT) -> Timing:
     """All streams at once, as queues of one session."""
-    session = controller.open(RunId(f"speed-{next(_numbers)}"), ControlLimits())
+    session = controller.open(RunId(f"speed-{next(_numbers)}"), _LIMITS)
     arrivals: dict[int, list[tuple[float, int]]] = {stream: [] for stream in range(num_streams)}
     rng = np.random.default_rng(num_streams)
     calls = [

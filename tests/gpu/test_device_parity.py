@@ -126,8 +126,9 @@ def test_nan_stays_with_those_who_see_it() -> None:
     rig = on_device(model)
     expected = rig.logprobs(tokens[:20])
     blocks = rig.blocks(40)
-    rig.runner._slots.vectors[3] = torch.nan
-    rig.runner._slots.positions[3] = 20
+    with torch.inference_mode():
+        rig.runner._slots.vectors[3] = torch.nan
+        rig.runner._slots.positions[3] = 20
     bad = ForwardRow(blocks, 20, (), input_slots=[3], distributions=rig.everything(1))
     results = rig.rows(rig.row(tokens[:20], block_ids=blocks), bad)
     np.testing.assert_array_equal(dense_rows(results[0]), expected)
