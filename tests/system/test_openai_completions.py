@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from http_rig import Served, served
+from tools_rig import saying
 
 from loopwright.engine.oracle import Oracle
 from system_rig import WatchedExecutor, byte_oracle, byte_system, in_loop
@@ -183,6 +184,26 @@ def test_an_end_of_turn_is_an_id_that_ran_and_no_text() -> None:
     in_loop(scenario)
 
 
+def test_one_token_behind_an_echo_has_its_logprob_also_when_it_is_the_model_s_end() -> None:
+    """A harness that scores a prompt takes the last entry away, whatever it is."""
+
+    async def scenario() -> None:
+        async with saying("ab") as client:
+            asked = {"prompt": "assistant\nab", "echo": True, "logprobs": 1, "temperature": 0}
+            (scored,) = (await complete(client, **asked, max_tokens=1))["choices"]
+            assert (scored["text"], len(scored["logprobs"]["tokens"])) == (
+                "assistant\nab",
+                1 + len("assistant\nab") + 1,
+            )
+            assert scored["logprobs"]["tokens"][-1] == "<|im_end|>"
+            for options in ({"max_tokens": 2}, {"max_tokens": 1, "ignore_eos": False}):
+                (other,) = (await complete(client, **asked, **options))["choices"]
+                assert other["finish_reason"] == "stop"
+                assert other["logprobs"]["tokens"] == scored["logprobs"]["tokens"][:-1]
+
+    in_loop(scenario)
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_d2_prompts_scored_in_two_orders_with_the_cache_on_are_the_loop_s(max_tokens: int) -> None:
     prompts = [[256, *(TEXT * 3).encode()], [256, *(TEXT * 2).encode(), 1, 2, 3], IDS * 9]
@@ -212,6 +233,8 @@ def test_d2_prompts_scored_in_two_orders_with_the_cache_on_are_the_loop_s(max_to
                     best = int(row.argmax())
                     assert {*top} == {str(best), str(token)}
                     np.testing.assert_allclose(top[str(best)]["logprob"], row[best], atol=1e-5)
+                    assert top[str(best)]["rank"] == 1
+                    assert top[str(token)]["rank"] == 1 + (row > row[token]).sum()
 
     in_loop(scenario)
 
