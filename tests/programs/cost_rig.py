@@ -5,6 +5,7 @@ the program alone. Used by the gallery.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ import torch
 from script_rig import UNEXPORT
 
 from loopwright.compose.config import RuntimeConfig
+from loopwright.control import step_times
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlStats
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 EXAMPLES: dict[str, Any] = {"str": "Tell me about the sea.", "int": 0, "float": 1.0, "list[float]": [1.0, 2.0]}
 """Arguments for parameters that have to be given, by their type."""
 
+step_times.MIN_STEP_S = math.inf  # steps of no length in real time tell nothing of what drafts cost
 MAX_REAL_S = 60  # a hundred times what a program takes
 
 
