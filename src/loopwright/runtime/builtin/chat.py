@@ -18,10 +18,15 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
     async def prompt() -> Context:
         if asked.needs_prompt_ids:
             rendered = await resources.render_chat(
-                messages, num_done=0, is_open=False, add_generation_prompt=True, tools=[one.spec for one in tools]
+                messages,
+                num_done=0,
+                is_open=False,
+                add_generation_prompt=True,
+                tools=[one.spec for one in tools],
+                options=asked.template,
             )
             return await prompt_of_ids(0, truncated(rendered["tokens"], asked), asked)
-        ctx = Context()
+        ctx = Context(template=asked.template)
         ctx.tell_tools(tools)
         for message in messages:
             ctx.message(**message)
