@@ -181,7 +181,7 @@ def read_as_response(**fields: Any) -> Any:
     body = parse_body(json.dumps({"model": "tiny", "input": "x", **fields}).encode(), ResponseBody)
     before = [{"role": "user", "content": "before"}] if body.previous_response_id else []
     request = read_response(body, before, lambda *named: {})
-    told = {name: getattr(body, name) for name in ("store", "metadata", "include", "stream_options")}
+    told = {name: getattr(body, name) for name in ("store", "metadata", "include", "stream_options", "background")}
     return request.chat.generation, (chat_spec(request.chat, MODEL), told)
 
 

@@ -19,6 +19,8 @@ RESPONSE_HONOURED: Mapping[str, str] = {
     "instructions": "a system message before all else; of this request alone, not of those that go on from it",
     "previous_response_id": "goes on behind the input and the output of a response that was kept",
     "store": "true without it: the response is kept, see below",
+    "background": "true: the answer comes at once with the status `in_progress`, and the response is made whatever its "
+    "client does; see below",
     "stream": "server-sent events, each with its number; what is ready together comes as one delta",
     "stream_options": "obfuscation may only be false",
     "max_output_tokens": "from 1, thoughts included; as many as the context holds without it",
@@ -42,8 +44,7 @@ RESPONSE_INERT: Mapping[str, str] = {
 }
 
 RESPONSE_REFUSED: Mapping[str, str] = {
-    "background": "a response is made while its client waits",
-    "background_options": "as `background`",
+    "background_options": "one in the background is made as soon as any other",
     "truncation": "other than `disabled`; `truncate_prompt_tokens` keeps the last tokens",
     "reasoning": "no `effort` and no `summary`: the model decides, and its thoughts are told as they are",
     "conversation": "no conversations; `previous_response_id` goes on from a response",
@@ -58,7 +59,6 @@ RESPONSE_REFUSED: Mapping[str, str] = {
 """Refused but for null and for values that ask for nothing."""
 
 RESPONSE_ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
-    "background": (False,),
     "truncation": ("disabled",),
     "reasoning": ({},),
 }

@@ -77,14 +77,14 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
+    background: bool | None = None
 
     safety_identifier: str | None = None  # from here on inert
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
 
-    background: Any = None  # from here on as RESPONSE_REFUSED says
-    background_options: Any = None
+    background_options: Any = None  # from here on as RESPONSE_REFUSED says
     truncation: Any = None
     reasoning: Any = None
     conversation: Any = None
@@ -95,6 +95,23 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
+
+
+class InputTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of a count of tokens: what of a response's body makes its prompt. Without a model it is the first."""
+
+    input: str | list[dict[str, Any]]
+    model: NonEmpty | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    text: TextBody | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    truncation: Any = None  # from here on as RESPONSE_REFUSED says
+    reasoning: Any = None
+    conversation: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,8 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
         raise BadRequest(f"top_logprobs: only allowed when include has {LOGPROBS}", field="top_logprobs")
     if body.stream_options is not None and body.stream is not True:
         raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
+    if body.background and body.store is False:
+        raise BadRequest("background: only allowed when store is not false", field="background")
     items = _read_input(body.input, find)
     told = [Placed(read_item(item, "previous_response_id"), "previous_response_id") for item in before]
     messages, places = as_messages([*told, *items], body.instructions)
