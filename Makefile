@@ -83,11 +83,12 @@ reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, 
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/openai_reference.py
+	$(BIN)/python tests/project/json_schema_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/project/metrics_reference.py
 	$(BIN)/python tests/programs/gallery.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | calls | dev | decode | growth | batching | overhead | serving | techniques | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | calls | dev | decode | growth | batching | overhead | serving | techniques | memory | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

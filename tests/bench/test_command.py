@@ -53,7 +53,8 @@ async def test_an_unknown_suite_is_refused_with_the_names_of_all():
     assert isinstance(error, NotFound)
     assert (error.message, error.hint) == (
         "no suite 'lunch'",
-        "the suites are launch, calls, dev, decode, growth, batching, overhead, serving, techniques, size and all",
+        "the suites are launch, calls, dev, decode, growth, batching, overhead, serving, techniques, memory, size "
+        "and all",
     )
 
 

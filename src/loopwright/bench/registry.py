@@ -15,6 +15,7 @@ SUITE_MODULES = {
     "overhead": "loopwright.bench.overhead",
     "serving": "loopwright.bench.serving",
     "techniques": "loopwright.bench.techniques.suite",
+    "memory": "loopwright.bench.memory",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

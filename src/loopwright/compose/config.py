@@ -78,6 +78,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(min_length=1, description="the address to bind", extra={"flag": "--host"})] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
+    keys: Annotated[
+        dict[str, str],
+        Meta(
+            description="tenants with their keys; ${NAME} is a variable of the environment. None: everybody is served",
+            extra={"secret": True},
+        ),
+    ] = msgspec.field(default_factory=dict)
     responses: Annotated[ResponsesConfig, Meta(description="what is kept of /v1/responses:")] = ResponsesConfig()
 
 

@@ -1,6 +1,6 @@
 """The HTTP application: its routes, its middleware and its answers to errors, in one list each. Called by compose."""
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -37,7 +37,7 @@ def create_app(
     clock: Clock | None = None,
     tenant_of: TenantOf = everybody,
     kept: ResponsesConfig | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts; `kept`, what is kept of responses."""
     clock = clock or SystemClock()
@@ -86,7 +86,7 @@ def create_app(
     middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
-    return FastAPI(
+    return Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={
@@ -95,5 +95,4 @@ def create_app(
             ClientDisconnect: errors.on_client_disconnect,
             Exception: errors.on_fault,
         },
-        openapi_url=None,  # bodies are checked by our own types, which FastAPI's schema does not know
     )

@@ -26,6 +26,7 @@ from loopwright.core.errors import (
     ProgramError,
     ProgramRejected,
     ToolFailed,
+    Unauthenticated,
     Unavailable,
 )
 from loopwright.server.json_text import encode_json
@@ -39,6 +40,7 @@ STATUS_OF: Mapping[type[LoopwrightError], int] = {
     LimitExceeded: 422,
     OutOfPages: 503,
     DeadlineExceeded: 504,
+    Unauthenticated: 401,
     PermissionDenied: 403,
     Cancelled: 409,
     Overloaded: 429,
@@ -167,4 +169,6 @@ def _code_of(error: LoopwrightError) -> str:
         return "context_length_exceeded"
     if isinstance(error, NotFound) and error.field == "model":
         return "model_not_found"
+    if isinstance(error, Unauthenticated):
+        return "invalid_api_key"
     return error.code
