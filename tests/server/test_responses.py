@@ -470,6 +470,8 @@ async def test_a_program_is_a_model_of_responses_too() -> None:
     async with live_server(fake) as live:
         whole = await live.openai.responses.create(model="program:agent", input="Hi")
         events = await events_of(live, model="program:agent")
+        refused = await live.http.post(PATH, json={"model": "program:agent", "input": "Hi", "truncation": "auto"})
+    assert refused.json()["error"]["param"] == "truncation"
     assert fake.started[0].spec.arguments == {"messages": [{"role": "user", "content": "Hi"}]}
     assert whole.output_text == '{"n":1}'
     assert [event["type"] for event in events] == EVENTS_OF_A_TEXT

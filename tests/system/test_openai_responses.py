@@ -273,3 +273,56 @@ def test_one_in_the_background_goes_on_without_its_client_and_ends_when_it_is_ca
             assert (await cancelling).status == "cancelled"
 
     in_loop(scenario)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 40])
+def test_the_oldest_messages_are_left_out_on_request_and_only_then(max_tokens: int | None) -> None:
+    async def scenario() -> None:
+        async with byte_system() as system, served(system) as client:
+            size = system.text.info.max_context
+            room = size - (max_tokens or size // 4)
+            said: list[Any] = [{"role": "user", "content": f"{number:02} {'x' * (size // 10)}"} for number in range(12)]
+            body = {"model": "byte", "input": said, "instructions": "STAY", "temperature": 0, "store": False}
+            if max_tokens is not None:
+                body["max_output_tokens"] = max_tokens
+            refused = await client.http.post("/v1/responses", json=body)
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+            answer = await client.http.post("/v1/responses", json={**body, "truncation": "auto"})
+            assert answer.json()["truncation"] == "auto"
+            num_tokens = answer.json()["usage"]["input_tokens"]
+            counts = [
+                (await client.openai.responses.input_tokens.count(input=said[first:], instructions="STAY")).input_tokens
+                for first in range(12)
+            ]
+            assert num_tokens == max(count for count in counts if count <= room)
+            asked = {**body, "input": said[counts.index(num_tokens) :]}
+            same = await client.http.post("/v1/responses", json=asked)
+            assert same.json()["output"][0]["content"] == answer.json()["output"][0]["content"]
+
+    in_loop(scenario)
+
+
+def test_what_fits_is_left_whole_and_a_result_never_stands_without_its_call() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "noon", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "12"}
+
+    async def scenario() -> None:
+        async with saying("Fine.") as client:
+            size = client.system.text.info.max_context
+            for num_chars, is_whole in ((10, True), (size - 250, False)):
+                said: list[Any] = [
+                    {"role": "user", "content": "Z" * num_chars},
+                    call,
+                    result,
+                    {"role": "user", "content": "So?"},
+                ]
+                before = fed(client)
+                answer = await client.openai.responses.create(
+                    model="byte", input=said, truncation="auto", max_output_tokens=20, temperature=0
+                )
+                new = fed(client)[len(before) :]
+                assert answer.output_text == "Fine."
+                assert ("Z" * num_chars in new) == is_whole
+                assert ("<|im_start|>tool" in new) == ("<tool_call>" in new)
+
+    in_loop(scenario)

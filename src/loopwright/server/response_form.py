@@ -133,7 +133,7 @@ class ResponseForm:
             "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.get("top_p", 1.0),
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "metadata": body.metadata or {},
             **{name: value for name in _TOLD_AGAIN if (value := getattr(body, name)) is not None},
             **more,

@@ -11,11 +11,17 @@ from loopwright.core.errors import BadRequest, LoopwrightError, NotFound
 from loopwright.core.ids import TenantId
 from loopwright.server.answers import Answer
 from loopwright.server.blocks import BlockStream, whole_message
-from loopwright.server.chat_request import chat_of_program, chat_spec, prompt_arguments
+from loopwright.server.chat_request import prompt_arguments
 from loopwright.server.generating import Asked, Generating, field_names
 from loopwright.server.response_form import ResponseForm
 from loopwright.server.response_items import kept_item
-from loopwright.server.response_request import ResponseBody, ResponseRequest, read_response
+from loopwright.server.response_request import (
+    ResponseBody,
+    ResponseRequest,
+    read_response,
+    response_of_program,
+    response_spec,
+)
 from loopwright.server.response_store import Begun, KeptResponse, ResponseStore
 
 Json = dict[str, Any]
@@ -47,8 +53,8 @@ class ResponseMaking:
         return Asked(
             chat.generation,
             own,
-            lambda model: chat_spec(chat, model),
-            lambda program: chat_of_program(chat, program),
+            lambda model: response_spec(request, model),
+            lambda program: response_of_program(request, program),
             lambda answer: BlockStream(answer, self.form(tenant, answer, request)),
             lambda answer, events: whole_message(answer, self.form(tenant, answer, request), events),
             has_tools=chat.tools is not None,
@@ -67,7 +73,7 @@ class ResponseMaking:
         """How many tokens the prompt of a response would have."""
         model = self.generating.model(request.body.model)
         try:
-            arguments = prompt_arguments(chat_spec(request.chat, model))
+            arguments = prompt_arguments(response_spec(request, model))
         except LoopwrightError as error:
             raise request.renamed(error) from None
         return len((await self.generating.result(http, "tokenize", model, arguments))["tokens"])

@@ -31,6 +31,8 @@ RESPONSE_HONOURED: Mapping[str, str] = {
     "tools": "functions; hosted tools are refused by their type",
     "tool_choice": "`none`, `auto`, `required`, a function by name, or `allowed_tools`",
     "parallel_tool_calls": "false is one call at the most",
+    "truncation": "`auto` leaves out the oldest messages until the prompt and `max_output_tokens` fit (a quarter of "
+    "the context without it); what the system says stays. Of a model, not of a program. Counts leave nothing out",
     "metadata": "kept with the response and told again",
     **{name: HONOURED[name] for name in _AS_IN_A_CHAT},
 }
@@ -45,7 +47,6 @@ RESPONSE_INERT: Mapping[str, str] = {
 
 RESPONSE_REFUSED: Mapping[str, str] = {
     "background_options": "one in the background is made as soon as any other",
-    "truncation": "other than `disabled`; `truncate_prompt_tokens` keeps the last tokens",
     "reasoning": "no `effort` and no `summary`: the model decides, and its thoughts are told as they are",
     "conversation": "no conversations; `previous_response_id` goes on from a response",
     "context_management": "nothing is compacted",
@@ -59,6 +60,5 @@ RESPONSE_REFUSED: Mapping[str, str] = {
 """Refused but for null and for values that ask for nothing."""
 
 RESPONSE_ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
-    "truncation": ("disabled",),
     "reasoning": ({},),
 }

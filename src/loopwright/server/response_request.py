@@ -12,8 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.errors import BadRequest, LoopwrightError
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
-from loopwright.server.chat_request import ChatBody, ChatRequest, read_chat
+from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
 from loopwright.server.generation import NonEmpty, SamplingBody, Top, refuse
 from loopwright.server.renaming import renamed
 from loopwright.server.response_items import REFERENCE, Placed, as_messages, read_item
@@ -78,6 +80,7 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     safety_identifier: str | None = None  # from here on inert
     prompt_cache_key: str | None = None
@@ -85,7 +88,6 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     max_tool_calls: int | None = None
 
     background_options: Any = None  # from here on as RESPONSE_REFUSED says
-    truncation: Any = None
     reasoning: Any = None
     conversation: Any = None
     context_management: Any = None
@@ -109,8 +111,9 @@ class InputTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
-    truncation: Any = None  # from here on as RESPONSE_REFUSED says
-    reasoning: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    reasoning: Any = None  # from here on as RESPONSE_REFUSED says
     conversation: Any = None
 
 
@@ -151,6 +154,21 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
     except BadRequest as error:
         raise by_own_fields(error) from None
     return ResponseRequest(body, chat, tuple(items), tuple(before), by_own_fields)
+
+
+def response_spec(request: ResponseRequest, model: ModelInfo) -> RunSpec:
+    """The run of the built-in chat program that answers the request."""
+    spec = chat_spec(request.chat, model)
+    if request.body.truncation == "auto":
+        spec.arguments["options"]["drops_messages"] = True
+    return spec
+
+
+def response_of_program(request: ResponseRequest, program: ProgramInfo) -> RunSpec:
+    """The run of a deployed program that answers it."""
+    if request.body.truncation == "auto":
+        raise BadRequest("truncation: a program decides itself what it keeps", field="truncation")
+    return chat_of_program(request.chat, program)
 
 
 def _asking(body: ResponseBody) -> ResponseBody:
