@@ -44,7 +44,8 @@ A response with its input is kept in memory unless `store` is false, for the ten
 `ttl_s` have passed, or there is no room: `[server.responses]` in [configuration.md](configuration.md). Then the oldest
 of the tenant that keeps most goes first. `previous_response_id` needs only the last one, which holds all that went
 before; instructions are not carried on. One that failed in mid-stream is kept with its status; one whose client went
-away is cancelled and not kept. A restart forgets all of them.
+away is cancelled and not kept. A restart forgets all of them. `include` of the routes that tell of one changes nothing:
+what was asked for when it was made is there.
 
 ## In the background
 

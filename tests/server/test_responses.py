@@ -322,8 +322,10 @@ async def test_the_events_of_one_in_the_background_can_be_taken_up_anywhere() ->
         fake.started[0].finish(RESULT)
         rest = await taken_up
         again = await read_all(live, response_id, -1)
+        nothing = await read_all(live, response_id, 1000)
     assert fake.cancelled == []
     assert [*(event.to_dict() for event in first), *rest] == again
+    assert nothing == []
     assert [event["sequence_number"] for event in again] == list(range(len(again)))
     deltas = [event["delta"] for event in again if event["type"] == "response.output_text.delta"]
     assert deltas == ["a", "b", "c", "d"]
@@ -418,6 +420,7 @@ async def test_an_error_after_the_first_text_is_a_failed_response_that_is_kept()
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "the model worker died"}
     assert (kept.status, kept.output_text) == ("failed", "a")
+    assert kept.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

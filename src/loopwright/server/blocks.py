@@ -121,6 +121,8 @@ class BlockStream:
         return b"".join(written), Message(self._blocks, end, outcome.usage, finished.time_s)
 
     def failed(self, error: LoopwrightError) -> bytes:
+        if self._open is not None:
+            self._open.is_cut = True
         return self._form.failed(self._blocks, error)
 
     def _take(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob] = ()) -> list[bytes]:

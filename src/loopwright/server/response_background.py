@@ -5,6 +5,7 @@ the run becomes events of its own of the response, which have the same numbers w
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from starlette.responses import Response
 
@@ -28,7 +29,10 @@ class BackgroundResponses:
         self._runs = making.generating.runs
 
     async def begin(self, tenant: TenantId, request: ResponseRequest) -> Response:
-        """Starts the run, which goes on whatever its client does. Answers at once, or with the events."""
+        """Starts the run, which goes on whatever its client does. Answers at once, or with the events. Raises
+        BadRequest where nothing is kept."""
+        if not self._making.store.max_responses:
+            raise BadRequest("background: this server keeps no responses", field="background")
         asked = self._making.asked(tenant, request)
         spec, model = await self._making.generating.find_spec(asked)
 
@@ -77,7 +81,8 @@ class BackgroundResponses:
     async def forget(self, tenant: TenantId, kept: KeptResponse) -> None:
         """Ends the run of one that is being made, and keeps none of it."""
         if kept.begun is not None and kept.is_being_made:
-            await self._runs.cancel(RunId(kept.begun.answer.run_id))
+            with suppress(NotFound):
+                await self._runs.cancel(RunId(kept.begun.answer.run_id))
         self._making.store.delete(tenant, kept.response["id"])
 
     async def _settled(self, tenant: TenantId, begun: Begun) -> KeptResponse:

@@ -104,6 +104,10 @@ class ResponseStore:
         self._drop(tenant, response_id)
 
     @property
+    def max_responses(self) -> int:
+        return self._config.max_responses
+
+    @property
     def num_responses(self) -> int:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
