@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
-from fake_runs import MODEL
+from fake_runs import MODEL as PLAIN_MODEL
 from openai.types.responses import response_create_params
 from openai_spec import parameters
 
@@ -22,6 +22,7 @@ from loopwright.server.parameters import HONOURED, INERT, REFUSED
 from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
 from loopwright.server.response_request import LOGPROBS, ResponseBody, read_response, response_spec
 
+MODEL = msgspec.structs.replace(PLAIN_MODEL, template_options=("enable_thinking", "reasoning_effort"))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 
@@ -79,6 +80,8 @@ CHAT: dict[str, Any] = {
     "prompt_cache_options": {"ttl": "1h"},
     "prompt_cache_retention": "24h",
     "reasoning_effort": "high",
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": True},
     "verbosity": "low",
     "web_search_options": {},
 }

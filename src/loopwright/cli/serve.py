@@ -47,5 +47,6 @@ async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> sig
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
-        app = create_app(system.runs, host=config.server.host, tenant_of=tenant_of, kept=config.server.responses)
-        return await serve(app, config.server.host, config.server.port, ready)
+        server = config.server
+        app = create_app(system.runs, host=server.host, tenant_of=tenant_of, kept=server.responses)
+        return await serve(app, server.host, server.port, ready, stall_s=server.stall_s)

@@ -143,7 +143,7 @@ class Controller:
         """What was counted since the start, and what is so now. Nothing without a meter."""
         if self._meter is None:
             return NOTHING_MEASURED
-        self._observer.tell_shapes()
+        self._observer.tell_steps()
         for session in self._sessions.values():
             self._observe_held(session)
         series = control_series(self._meter, self._resources, self._suspension, self._sessions.values())

@@ -41,6 +41,7 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     entropy: float | None = None  # in nats, of the whole distribution; if asked
     allowed_mass: float | None = None
     logits: bytes | None = None  # [vocab_size] little-endian float32, before any mask; if asked
+    ranks: bytes | None = None  # little-endian int32, parallel to ids; 1 is the most probable; if asked
 
 
 class Forwarded(Result, frozen=True, tag="forwarded"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import RowResult, Sampled
@@ -126,7 +127,15 @@ def distribution(logits: Tensor, normalizer: float, request: DistributionRequest
         entropy=_entropy(seen, own_normalizer) if request.entropy else None,
         allowed_mass=None if allowed is None else min(1.0, math.exp(own_normalizer - normalizer)),
         logits=logits.cpu().numpy().astype("<f4").tobytes() if request.logits else None,
+        ranks=_ranks(seen, len(top_ids), extra).astype("<i4").tobytes() if request.ranks else None,
     )
+
+
+def _ranks(seen: Tensor, num_top: int, extra: Sequence[int]) -> NDArray[np.int64]:
+    """Of the `num_top` most probable of `seen` [vocab_size] and then of the extra ids, from 1: the lowest id first on a
+    tie, as they are listed."""
+    of_extra = [int((seen > seen[one]).sum() + (seen[:one] == seen[one]).sum()) + 1 for one in extra]
+    return np.array([*range(1, num_top + 1), *of_extra])
 
 
 def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[Question]) -> dict[int, TracedAnswer]:

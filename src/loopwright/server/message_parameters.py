@@ -21,7 +21,7 @@ MESSAGE_HONOURED: Mapping[str, str] = {
     "tool_choice": "`auto`, `any`, `tool` or `none`, with `disable_parallel_tool_use`",
     "thinking": "`enabled`: at most `budget_tokens` of thoughts, of a model whose template has tags for them; "
     "`disabled`: none; `adaptive`, and without it: the model decides. Thoughts are told as they are, so no `display`",
-    "output_config": "`format`: `json_schema`, which is enforced; no `effort`",
+    "output_config": "`format`: `json_schema`, which is enforced; `effort` where the template reads `reasoning_effort`",
 }
 
 MESSAGE_INERT: Mapping[str, str] = {

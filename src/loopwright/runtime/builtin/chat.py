@@ -19,7 +19,12 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
 
     async def tokens(told: Sequence[Message]) -> list[int]:
         rendered = await resources.render_chat(
-            told, num_done=0, is_open=False, add_generation_prompt=True, tools=[one.spec for one in tools]
+            told,
+            num_done=0,
+            is_open=False,
+            add_generation_prompt=True,
+            tools=[one.spec for one in tools],
+            options=asked.template,
         )
         return list(rendered["tokens"])
 
@@ -29,7 +34,7 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
             told = await fitting(messages, room((await model()).max_context, asked.max_tokens), tokens)
         if asked.needs_prompt_ids:
             return await prompt_of_ids(0, truncated(await tokens(told), asked), asked)
-        ctx = Context()
+        ctx = Context(template=asked.template)
         ctx.tell_tools(tools)
         for message in told:
             ctx.message(**message)
