@@ -122,6 +122,8 @@ RESPONSE: dict[str, Any] = {
     "background_options": {"completion_window": "2h"},
     "truncation": "auto",
     "reasoning": {"effort": "high"},
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": True},
     "conversation": "conv_1",
     "context_management": [{"type": "compaction"}],
     "prompt": {"id": "p"},

@@ -455,6 +455,8 @@ async def test_an_error_after_the_first_text_is_a_failed_response_that_is_kept()
         ({"stream_options": {}}, "stream_options"),
         ({"model": "gpt-9"}, "model"),
         ({"background": True, "store": False}, "background"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -123,7 +123,7 @@ class ResponseForm:
             "output": [self._done_item(block) for block in blocks],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "service_tier": "default",
             "store": body.store is not False,
             "system_fingerprint": self._answer.fingerprint,

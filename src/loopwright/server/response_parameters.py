@@ -10,7 +10,7 @@ from loopwright.server.parameters import HONOURED
 _AS_IN_A_CHAT = (
     "model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "top_k",
     "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "logprob_kind", "truncate_prompt_tokens",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "enable_thinking", "chat_template_kwargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
 
 RESPONSE_HONOURED: Mapping[str, str] = {
@@ -25,6 +25,8 @@ RESPONSE_HONOURED: Mapping[str, str] = {
     "stream_options": "obfuscation may only be false",
     "max_output_tokens": "from 1, thoughts included; as many as the context holds without it",
     "text": "`format`: `text`, `json_object` or `json_schema`, which is enforced, strict or not; no `verbosity`",
+    "reasoning": "`effort`, where the chat template reads it; `none` also where that reads `enable_thinking`. No "
+    "`summary`: thoughts are told as they are",
     "include": "`message.output_text.logprobs`; `reasoning.encrypted_content` asks for nothing, as thoughts are in "
     "their items as text; what concerns hosted tools asks for nothing either",
     "top_logprobs": "up to 20, with `include` of the log-probabilities",
@@ -47,7 +49,6 @@ RESPONSE_INERT: Mapping[str, str] = {
 
 RESPONSE_REFUSED: Mapping[str, str] = {
     "background_options": "one in the background is made as soon as any other",
-    "reasoning": "no `effort` and no `summary`: the model decides, and its thoughts are told as they are",
     "conversation": "no conversations; `previous_response_id` goes on from a response",
     "context_management": "nothing is compacted",
     "prompt": "no prompt templates",
@@ -57,8 +58,4 @@ RESPONSE_REFUSED: Mapping[str, str] = {
     "access_programs": "none",
     "image": "text only",
 }
-"""Refused but for null and for values that ask for nothing."""
-
-RESPONSE_ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
-    "reasoning": ({},),
-}
+"""Refused but for null."""
