@@ -52,6 +52,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "avx512_bf16", "avx512", "avx2"],
         Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
     ] = "auto"
+    scratch_mb: Annotated[
+        Count,
+        Meta(description="memory of the native kernels for a step, beside weights and KV; long contexts want more"),
+    ] = 64
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
