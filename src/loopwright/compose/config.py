@@ -15,7 +15,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
-from loopwright.server.response_store import ResponsesConfig
+from loopwright.server.response_limits import ResponsesConfig
 from loopwright.weights.store import DUMMY
 
 Backend = Literal["auto", "fiber", "reentrant"]
@@ -52,6 +52,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "avx512_bf16", "avx512", "avx2"],
         Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
     ] = "auto"
+    scratch_mb: Annotated[
+        Count,
+        Meta(description="memory of the native kernels for a step, beside weights and KV; long contexts want more"),
+    ] = 64
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(

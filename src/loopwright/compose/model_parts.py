@@ -152,6 +152,7 @@ def _load_executor(
         num_threads=num_threads,
         dtype=files.dtype or config.dtype,
         instructions=None if config.instructions == "auto" else config.instructions,
+        scratch_bytes=config.scratch_mb << 20,
         ahead=ahead,
         layers=files.layers,
     )
