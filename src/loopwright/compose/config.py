@@ -15,7 +15,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
-from loopwright.server.response_store import ResponsesConfig
+from loopwright.server.response_limits import ResponsesConfig
 from loopwright.weights.store import DUMMY
 
 Backend = Literal["auto", "fiber", "reentrant"]
