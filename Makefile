@@ -9,6 +9,7 @@ PYTHON ?= python3.11
 SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
+GPU_PYTHON ?= python3
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -22,7 +23,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents drafts soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -64,8 +65,15 @@ parity: $(DEV)   ## every architecture in every mode against transformers: the l
 quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
 	$(BIN)/python tests/engine/quality.py
 
+gpu:             ## on a machine with a GPU: parity, then speed, and a report; GPU_PYTHON is one with torch for CUDA
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --confcutdir tests/gpu tests/gpu
+	PYTHONPATH=src $(GPU_PYTHON) tests/gpu/speed.py --report gpu-report.md $(ARGS)
+
 agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
 	@$(BIN)/python tests/programs/live_agents.py
+
+drafts: $(DEV)   ## draft models beside the real one: how many of their guesses stand, and what that saves
+	@$(BIN)/python tests/programs/live_drafts.py
 
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)

@@ -1,4 +1,4 @@
-"""docs/clients.md: the versions are those that `make clients` installs, every tested client is there, snippets compile."""
+"""docs/clients.md: versions are those that `make clients` installs, all tested clients are there, snippets compile."""
 
 import json
 import re
@@ -6,9 +6,16 @@ import re
 from repository import ROOT, files, read
 
 GUIDE = read("docs/clients.md")
-FILES_OF = {"langchain-openai": "langchain", "llm": "llm_command", "lm-eval": "lm_eval", "pydantic-ai-slim": "pydantic_ai", "openai": "openai_python",
-            "anthropic": "anthropic_python", "@anthropic-ai/sdk": "anthropic", "openai for Node": "openai",
-            "ai with @ai-sdk/openai-compatible": "ai_sdk"}  # fmt: skip
+FILES_OF = {
+    "@anthropic-ai/sdk": "anthropic",
+    "ai with @ai-sdk/openai-compatible": "ai_sdk",
+    "anthropic": "anthropic_python",
+    "langchain-openai": "langchain",
+    "llm": "llm_command",
+    "openai": "openai_python",
+    "openai for Node": "openai",
+    "pydantic-ai-slim": "pydantic_ai",
+}
 """The test files of clients, where the name does not say it."""
 
 

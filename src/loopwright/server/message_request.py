@@ -190,11 +190,13 @@ def message_spec(request: MessagesRequest, model: ModelInfo) -> RunSpec:
 
 
 def message_of_program(request: MessagesRequest, program: ProgramInfo) -> RunSpec:
-    """The run of a deployed program that answers it. Each request has to have max_tokens; a program need not."""
-    given = request.chat.generation.given
+    """The run of a deployed program that answers it. `max_tokens`, which no request can leave out, goes to those that
+    take it."""
+    chat = request.chat
     if all(parameter.name != "max_tokens" for parameter in program.parameters):
-        given = {name: value for name, value in given.items() if name != "max_tokens"}
-    return chat_of_program(replace(request.chat, generation=replace(request.chat.generation, given=given)), program)
+        given = {name: value for name, value in chat.generation.given.items() if name != "max_tokens"}
+        chat = replace(chat, generation=replace(chat.generation, given=given))
+    return chat_of_program(chat, program)
 
 
 def _max_thoughts(body: PromptBody) -> int | None:

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loopwright.core.errors import BadRequest
+from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.server.blocks import BlockStream, whole_message
 from loopwright.server.body import read_body
 from loopwright.server.chat_request import prompt_arguments
@@ -65,7 +65,10 @@ class MessageRoutes:
         _check_version(request)
         asked = read_messages_request(await read_body(request, PromptBody))
         model = self._generating.model(asked.chat.body.model)
-        arguments = prompt_arguments(message_spec(asked, model))
+        try:
+            arguments = prompt_arguments(message_spec(asked, model))
+        except LoopwrightError as error:
+            raise asked.renamed(error) from None
         found = await self._generating.result(request, "tokenize", model, arguments)
         return json_response(TokenCount(len(found["tokens"])))
 
