@@ -9,6 +9,7 @@ PYTHON ?= python3.11
 SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
+GPU_PYTHON ?= python3
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -21,7 +22,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality agents soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -63,6 +64,10 @@ parity: $(DEV)   ## every architecture in every mode against transformers: the l
 quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
 	$(BIN)/python tests/engine/quality.py
 
+gpu:             ## on a machine with a GPU: parity, then speed, and a report; GPU_PYTHON is one with torch for CUDA
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --confcutdir tests/gpu tests/gpu
+	PYTHONPATH=src $(GPU_PYTHON) tests/gpu/speed.py --report gpu-report.md $(ARGS)
+
 agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
 	@$(BIN)/python tests/programs/live_agents.py
 
@@ -83,11 +88,12 @@ reference: $(DEV) ## write the references in docs/ from the source: calls, sdk, 
 	$(BIN)/python tests/project/calls_reference.py
 	$(BIN)/python tests/project/sdk_reference.py
 	$(BIN)/python tests/project/openai_reference.py
+	$(BIN)/python tests/project/json_schema_reference.py
 	$(BIN)/python tests/project/configuration_reference.py
 	$(BIN)/python tests/project/metrics_reference.py
 	$(BIN)/python tests/programs/gallery.py
 
-bench: $(RUNTIME) ## measure: SUITE=launch | calls | dev | decode | growth | batching | overhead | serving | techniques | size | all
+bench: $(RUNTIME) ## measure: SUITE=launch | calls | dev | decode | growth | batching | overhead | serving | techniques | memory | size | all
 	$(BIN)/loopwright bench $(SUITE) $(ARGS)
 
 size: $(RUNTIME) ## lines of code, by layer and by program

@@ -285,7 +285,7 @@ class SmolLM2:
     def load(cls, files: ModelFiles) -> "SmolLM2":
         model = load_model(files.path)
         executor = TorchExecutor(model, num_blocks=1024, num_slots=64, num_threads=1)
-        tokenizer = load_tokenizer(files.path)
+        tokenizer = load_tokenizer(files)
         return cls(model, executor, model_text(make_info(executor, tokenizer, files.name, True), tokenizer))
 
     @cached_property

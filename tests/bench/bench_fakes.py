@@ -109,6 +109,9 @@ class FakeControl:
         self.sessions.append(session)
         return session
 
+    def expect(self, num_launches: int) -> None:
+        """Nothing: with runtime workers of their own, programs start side by side."""
+
     async def stats(self) -> ControlStats:
         return ControlStats()
 

@@ -54,7 +54,7 @@ async def test_an_unknown_suite_is_refused_with_the_names_of_all():
     assert (error.message, error.hint) == (
         "no suite 'lunch'",
         "the suites are launch, calls, dev, decode, growth, batching, overhead, steps, mechanisms, agents, serving, "
-        "techniques, size and all",
+        "techniques, memory, size and all",
     )
 
 

@@ -124,7 +124,7 @@ def test_text_of_the_environment_becomes_what_its_setting_is() -> None:
         ("[runtime.caps]\nmax_page = 1", ["runtime.caps.max_page,", "runtime.caps.max_pages?"]),
         ("[server]\nport = 'x'", ["server.port is 'x'", "expected `int`"]),
         ("[server]\nport = 65536", ["server.port is 65536", "<= 65535"]),
-        ("[engine]\nnum_blocks = 0", ["engine.num_blocks is 0", ">= 1"]),
+        ("[engine]\nnum_blocks = -1", ["engine.num_blocks is -1", ">= 0"]),
         ("processes = 0", ["processes is 0", ">= 1"]),
         ("[control]\npolicy = 'lazy'", ["control.policy is 'lazy'"]),
         ("[control]\nmax_batch_rows = 600", ["control", "600", "below max_batch_tokens 512"]),

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from loopwright.compose.model_parts import load_tokenizer
+from loopwright.compose.model_parts import tokenizer_at
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import DistributionRequest
 from loopwright.engine.executor import TorchExecutor
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def windows(path: Path, num_windows: int) -> list[list[int]]:
     text = "\n".join((ROOT / name).read_text() for name in TEXTS)
-    tokens = load_tokenizer(path).encode(text)
+    tokens = tokenizer_at(path).encode(text)
     return [tokens[start : start + WINDOW] for start in range(0, num_windows * WINDOW, WINDOW)]
 
 

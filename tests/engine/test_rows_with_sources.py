@@ -1,9 +1,10 @@
 """Batches that come while those before them run: rows that name who samples their tokens get what they would later."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
+from device_rig import device_executor
 from msgspec.structs import replace
 
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, ForwardRow, RowResult
@@ -25,11 +26,14 @@ SAMPLINGS = [
 NUM_STEPS = 6
 
 
-@pytest.fixture(params=["scripted", "torch"])
+@pytest.fixture(params=["scripted", "torch", "device"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    executor = (
-        ScriptedExecutor() if request.param == "scripted" else TorchExecutor(byte_model(), num_blocks=16, num_slots=4)
-    )
+    makers: dict[str, Callable[[], Executor]] = {
+        "scripted": ScriptedExecutor,
+        "torch": lambda: TorchExecutor(byte_model(), num_blocks=16, num_slots=4),
+        "device": lambda: device_executor(byte_model(), num_blocks=16, num_slots=4),
+    }
+    executor = makers[request.param]()
     yield executor
     executor.close()
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from loopwright.grammar.compile import compile_grammar
 from loopwright.grammar.vocabulary import Vocabulary
 from loopwright.text.byte_tokenizer import byte_tokenizer
 
+MAX_DIGITS = 2000
 EOS = byte_tokenizer().eos_ids[0]
 
 
@@ -64,7 +65,8 @@ def walk(state: GrammarState, rng: random.Random, max_tokens: int = 120) -> byte
 def assert_valid(schema: Any, text: bytes) -> None:
     """That the text is JSON that the schema describes. Numbers are compared as decimals, as they are written."""
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    Draft202012Validator(exact).validate(json.loads(text.decode(), parse_float=_exact))
+    with localcontext(Context(prec=MAX_DIGITS)):  # for remainders of large numbers
+        Draft202012Validator(exact).validate(json.loads(text.decode(), parse_float=_exact))
 
 
 def _exact(text: str) -> int | float | Decimal:

@@ -12,6 +12,7 @@ with `model="program:NAME"`; there is no other path. What a server describes of 
 | `POST /v1/chat/completions` | the next message of a chat, whole or streamed |
 | `POST /v1/completions` | how texts or token ids go on |
 | `POST /v1/responses`, and what was kept of it | [responses.md](responses.md) |
+| `POST /v1/messages`, for Anthropic's clients | [messages.md](messages.md) |
 | `POST /v1/chat/completions/render` | the tokens that a chat completion with the same body would run as its prompt |
 | `POST /tokenize`, `POST /detokenize` | tokens of a text or a chat, text of tokens |
 | `GET /v1/models`, `GET /v1/models/{model}` | models, and deployed programs as models |

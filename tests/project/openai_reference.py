@@ -1,4 +1,4 @@
-"""Writes docs/openai.md and docs/responses.md: the routes of OpenAI's clients, and what becomes of every parameter.
+"""Writes docs/openai.md, docs/responses.md and docs/messages.md: the routes of clients, and what becomes of parameters.
 
 Run by `make reference`; a test compares the files with what this would write.
 """
@@ -6,17 +6,20 @@ Run by `make reference`; a test compares the files with what this would write.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import messages_guide
 import responses_guide
 from openai_guide import AFTER, BEFORE
 from repository import ROOT
 
 from loopwright.server.chat_request import ChatBody
 from loopwright.server.completion_request import CompletionBody
+from loopwright.server.message_parameters import MESSAGE_HONOURED, MESSAGE_INERT, MESSAGE_REFUSED
 from loopwright.server.parameters import HONOURED, INERT, REFUSED
 from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
 
 OPENAI_REFERENCE = ROOT / "docs" / "openai.md"
 RESPONSES_REFERENCE = ROOT / "docs" / "responses.md"
+MESSAGES_REFERENCE = ROOT / "docs" / "messages.md"
 NOTE = "<!-- Written by `make reference` from the source; do not edit. -->"
 STAR = "\\*"
 
@@ -57,6 +60,13 @@ def responses_reference() -> str:
     return f"{before}\n{fates(tables, RESPONSE_EXTENSIONS)}\n{after}"
 
 
+def messages_reference() -> str:
+    """What stands in docs/messages.md."""
+    tables = (MESSAGE_HONOURED, MESSAGE_INERT, MESSAGE_REFUSED)
+    before, after = messages_guide.BEFORE.replace("NOTE", NOTE), messages_guide.AFTER
+    return f"{before}\n{fates(tables, ('seed',))}\n{after}"
+
+
 def fates(tables: Sequence[Mapping[str, str]], extensions: Sequence[str]) -> str:
     """Of one route: what becomes of its parameters, in one table."""
     rows = ["| parameter | | |", "|---|---|---|"]
@@ -68,3 +78,4 @@ def fates(tables: Sequence[Mapping[str, str]], extensions: Sequence[str]) -> str
 if __name__ == "__main__":
     OPENAI_REFERENCE.write_text(openai_reference(), encoding="utf-8")
     RESPONSES_REFERENCE.write_text(responses_reference(), encoding="utf-8")
+    MESSAGES_REFERENCE.write_text(messages_reference(), encoding="utf-8")

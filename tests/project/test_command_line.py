@@ -37,5 +37,5 @@ def test_an_error_is_one_line_with_its_hint_and_status_1(capsys):
     assert capsys.readouterr().err == (
         "loopwright: no suite 'lunch' "
         "(the suites are launch, calls, dev, decode, growth, batching, overhead, steps, mechanisms, agents, serving, "
-        "techniques, size and all)\n"
+        "techniques, memory, size and all)\n"
     )

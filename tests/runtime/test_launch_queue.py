@@ -14,7 +14,8 @@ class Launches:
 
     def __init__(self, round_s: float = 0.0) -> None:
         self.clock = FakeClock()
-        self.queue = LaunchQueue(self.clock)
+        self.expected: list[int] = []
+        self.queue = LaunchQueue(self.clock, self.expected.append)
         self.order: list[str] = []
         self.rounds: list[float] = []
         self._round_s = round_s
@@ -96,3 +97,19 @@ async def test_who_gives_up_waiting_takes_no_turn():
     assert launches.queue.num_waiting == 0
     await launches.launch("e")
     assert launches.order[-1] == "e"
+
+
+async def test_who_asks_is_told_how_many_are_to_come_and_of_their_end():
+    launches = Launches()
+    await launches.all_of("a", "b", "a")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert launches.expected == [1, 2, 2, 1, 0]
+
+
+async def test_a_launch_alone_is_nothing_to_expect():
+    launches = Launches()
+    await launches.launch()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(launches.expected)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
+from anthropic import AsyncAnthropic
 from fake_runs import FakeRuns
 from openai import AsyncOpenAI
 
@@ -20,6 +21,7 @@ class Live:
     port: int
     http: httpx.AsyncClient
     openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
     serving: "asyncio.Task[None]"
 
 
@@ -35,9 +37,10 @@ async def live_server(runs: FakeRuns | Runs) -> AsyncIterator[Live]:
     async with (
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, limits=httpx.Limits(max_connections=None)) as http,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
+        AsyncAnthropic(base_url=url, api_key="unused", max_retries=0) as anthropic,
     ):
         try:
-            yield Live(port.result(), http, client, serving)
+            yield Live(port.result(), http, client, anthropic, serving)
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

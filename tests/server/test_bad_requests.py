@@ -69,7 +69,7 @@ def refusal(**fields: Any) -> BadRequest:
         ({"messages": [call_with('{"a"')]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [*HI, {"role": "assistant", "content": None}]}, "messages[1].content"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
-        ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},

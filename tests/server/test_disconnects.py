@@ -17,6 +17,7 @@ HI: list[Any] = [{"role": "user", "content": "Hi"}]
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HI}),
     ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages", {"messages": HI, "max_tokens": 9}),
 ]
 
 

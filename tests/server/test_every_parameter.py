@@ -3,7 +3,11 @@
 import json
 from typing import Any
 
+import anthropic_spec
+import msgspec
 import pytest
+from anthropic.types import message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 from fake_runs import MODEL
 from openai.types.responses import response_create_params
 from openai_spec import parameters
@@ -12,6 +16,8 @@ from loopwright.core.errors import BadRequest
 from loopwright.server.body import parse_body
 from loopwright.server.chat_request import ChatBody, chat_spec, read_chat
 from loopwright.server.completion_request import CompletionBody, completion_spec, read_completion
+from loopwright.server.message_parameters import MESSAGE_HONOURED, MESSAGE_INERT, MESSAGE_REFUSED
+from loopwright.server.message_request import MessagesBody, PromptBody, message_spec, read_messages_request
 from loopwright.server.parameters import HONOURED, INERT, REFUSED
 from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
 from loopwright.server.response_request import LOGPROBS, ResponseBody, read_response
@@ -122,6 +128,40 @@ RESPONSE: dict[str, Any] = {
     "access_programs": {"cyber": "standard"},
     "image": {"context_compression": "auto"},
 }
+CLIENT_TOOL = {"name": "f", "input_schema": SCHEMA}
+MESSAGE: dict[str, Any] = {
+    "model": "tiny2",
+    "messages": [{"role": "user", "content": "other"}],
+    "system": "Be brief.",
+    "max_tokens": 5,
+    "stream": True,
+    "stop_sequences": ["x"],
+    "temperature": 0.3,
+    "top_p": 0.5,
+    "top_k": 3,
+    "seed": 7,
+    "tools": [CLIENT_TOOL],
+    "tool_choice": ({"tools": [CLIENT_TOOL]}, {"type": "any", "disable_parallel_tool_use": True}),
+    "thinking": {"type": "disabled"},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    "metadata": {"user_id": "u"},
+    "service_tier": "standard_only",
+    "cache_control": {"type": "ephemeral"},
+    "container": "c",
+    "inference_geo": "us",
+    "mcp_servers": [{"type": "url", "name": "n", "url": "https://example.com"}],
+    "context_management": {"edits": []},
+    "compaction": {},
+    "diagnostics": {},
+    "speed": "fast",
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
+    "fallbacks": ["m"],
+    "fallback_credit_token": {},
+    "billing_policy": {},
+    "thread": {},
+    "user_profile_id": "u",
+    "workspace_id": "w",
+}
 """For each parameter a value that asks for something; or, in a pair, after what else it takes."""
 
 
@@ -145,12 +185,19 @@ def read_as_response(**fields: Any) -> Any:
     return request.chat.generation, (chat_spec(request.chat, MODEL), told)
 
 
+def read_as_message(**fields: Any) -> Any:
+    body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], **fields}
+    request = read_messages_request(parse_body(json.dumps(body).encode(), MessagesBody))
+    return request.chat.generation, message_spec(request, msgspec.structs.replace(MODEL, reasoning=("<t>", "</t>")))
+
+
 CHATS = (HONOURED, INERT, REFUSED)
 RESPONSES = (RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED)
 ROUTES = {
     "chat": (read_as_chat, CHAT, CHATS),
     "completion": (read_as_completion, COMPLETION, CHATS),
     "response": (read_as_response, RESPONSE, RESPONSES),
+    "message": (read_as_message, MESSAGE, (MESSAGE_HONOURED, MESSAGE_INERT, MESSAGE_REFUSED)),
 }
 CASES = [(route, name) for route, (_, samples, _) in ROUTES.items() for name in samples]
 
@@ -177,12 +224,22 @@ def _shown(generation: Any) -> Any:
     return {name: getattr(generation, name) for name in fields}
 
 
-def test_every_parameter_that_openai_documents_has_a_sample() -> None:
+NO_FIELDS = {"betas", "prefill"}
+"""What the annotations of Anthropic's client have that is no field of a body: a header, and a line of an example."""
+
+
+def test_every_parameter_that_openai_or_anthropic_documents_has_a_sample() -> None:
     assert sorted(set(parameters("CreateChatCompletionRequest")) - set(CHAT)) == []
     assert sorted(set(parameters("CreateCompletionRequest")) - set(COMPLETION)) == []
     assert sorted(set(parameters("CreateResponse")) - set(RESPONSE)) == []
     client_s = response_create_params.ResponseCreateParamsBase.__annotations__
     assert sorted(set(client_s) - set(RESPONSE)) == []
+    assert sorted(set(anthropic_spec.parameters("CreateMessageParams")) - set(MESSAGE)) == []
+    for params in (message_create_params, beta_message_create_params):
+        client_s = params.MessageCreateParamsBase.__annotations__
+        assert sorted(set(client_s) - set(MESSAGE) - NO_FIELDS) == []
+    counted = anthropic_spec.parameters("CountMessageTokensParams")
+    assert sorted(set(counted) - set(PromptBody.__struct_fields__)) == []
 
 
 def test_every_parameter_that_a_body_has_is_in_the_table_once_and_has_a_sample() -> None:
@@ -192,4 +249,6 @@ def test_every_parameter_that_a_body_has_is_in_the_table_once_and_has_a_sample()
     assert sorted(CompletionBody.__struct_fields__) == sorted(COMPLETION)
     assert {*CHAT, *COMPLETION} == set(table)
     assert sorted(ResponseBody.__struct_fields__) == sorted(RESPONSE)
+    assert sorted(MessagesBody.__struct_fields__) == sorted(MESSAGE)
+    assert sorted(MESSAGE) == sorted([*MESSAGE_HONOURED, *MESSAGE_INERT, *MESSAGE_REFUSED])
     assert sorted(RESPONSE) == sorted([*RESPONSE_HONOURED, *RESPONSE_INERT, *RESPONSE_REFUSED])

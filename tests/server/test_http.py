@@ -109,6 +109,11 @@ async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs(mon
     [
         ("/v1/runs", {"source": "x"}, lambda last: last["error"]),
         ("/v1/responses", {"model": "tiny", "input": "x"}, lambda last: last["response"]["error"]),
+        (
+            "/v1/messages",
+            {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]},
+            lambda last: last["error"],
+        ),
     ],
 )
 async def test_who_is_ended_by_a_stopping_server_is_told_so(

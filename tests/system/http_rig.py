@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from loopwright.server.app import create_app
@@ -24,6 +25,7 @@ class Served:
     port: int
     http: httpx.AsyncClient
     openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
 
     @property
     def model(self) -> str:
@@ -65,10 +67,13 @@ async def served(system: System, tenant_of: TenantOf = everybody) -> AsyncIterat
         serving.result()
     url = f"http://127.0.0.1:{port.result()}"
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False, limits=limits) as http:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False, limits=limits) as http,
+        AsyncAnthropic(base_url=url, api_key="unused", max_retries=0) as anthropic,
+    ):
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, http_client=http)
         try:
-            yield Served(system, port.result(), http, client)
+            yield Served(system, port.result(), http, client, anthropic)
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

@@ -25,7 +25,9 @@ def test_one_token_too_many_is_refused_with_both_numbers_and_runs_nothing() -> N
     async def scenario() -> None:
         async with byte_system(num_blocks=300) as system:
             message, after = (await system.run(PROGRAM, num_tokens=MAX_CONTEXT + 1)).result
-            assert "position 4096 needs a context of 4097 tokens; the model's is 4096" in message
+            assert (
+                "position 4096 needs a context of 4097 tokens; this model's maximum context length is 4096" in message
+            )
             assert after == list(byte_oracle().generate([1, 2, 3], max_tokens=2).tokens)
             assert num_run(system) == 4  # of the small context, prompt and first token
 

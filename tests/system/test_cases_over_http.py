@@ -97,7 +97,8 @@ def malformed(rng: random.Random) -> tuple[str, dict[str, Any]]:
         {"temperature": 3 + number},
         {"messages": []},
         {"messages": [{"role": "user", "content": {"a": number}}]},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "custom", "custom": {"name": f"f{number}"}}]},
+        {"tool_choice": {"type": "function", "function": {"name": f"f{number}"}}},
         {"logit_bias": {"x": number}},
         {"unknown": number},
         {"guided_regex": f"foo**{number}"},
@@ -267,7 +268,8 @@ async def main(messages: list, tools: list = [], metadata: dict = {}, temperatur
     return "not this"
 """
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    messages = [{"role": "assistant", "tool_calls": [{"id": "1"}]}, {"role": "user", "content": "Hi"}]
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "Hi"}]
     options = {"tools": [tool], "metadata": {"k": "v"}, "temperature": 0.25}
 
     async def scenario() -> None:

@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from http_rig import Served, served
+from tools_rig import saying
 
 from loopwright.engine.oracle import Oracle
 from system_rig import WatchedExecutor, byte_oracle, byte_system, in_loop
@@ -179,6 +180,26 @@ def test_an_end_of_turn_is_an_id_that_ran_and_no_text() -> None:
             (choice,) = (await complete(client, **body, ignore_eos=True))["choices"]
             assert (choice["token_ids"], choice["text"], choice["finish_reason"]) == ([end] * 5, "", "length")
             assert choice["logprobs"]["tokens"] == ["<|eos|>"] * 5
+
+    in_loop(scenario)
+
+
+def test_one_token_behind_an_echo_has_its_logprob_also_when_it_is_the_model_s_end() -> None:
+    """A harness that scores a prompt takes the last entry away, whatever it is."""
+
+    async def scenario() -> None:
+        async with saying("ab") as client:
+            asked = {"prompt": "assistant\nab", "echo": True, "logprobs": 1, "temperature": 0}
+            (scored,) = (await complete(client, **asked, max_tokens=1))["choices"]
+            assert (scored["text"], len(scored["logprobs"]["tokens"])) == (
+                "assistant\nab",
+                1 + len("assistant\nab") + 1,
+            )
+            assert scored["logprobs"]["tokens"][-1] == "<|im_end|>"
+            for options in ({"max_tokens": 2}, {"max_tokens": 1, "ignore_eos": False}):
+                (other,) = (await complete(client, **asked, **options))["choices"]
+                assert other["finish_reason"] == "stop"
+                assert other["logprobs"]["tokens"] == scored["logprobs"]["tokens"][:-1]
 
     in_loop(scenario)
 

@@ -83,6 +83,9 @@ class FakeControl:
         self.sessions[run_id] = FakeSession(self.is_holding)
         return self.sessions[run_id]
 
+    def expect(self, num_launches: int) -> None:
+        """Nothing: with runtime workers of their own, programs start side by side."""
+
     async def stats(self) -> ControlStats:
         return ControlStats(num_steps=11)
 

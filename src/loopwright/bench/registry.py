@@ -18,6 +18,7 @@ SUITE_MODULES = {
     "agents": "loopwright.bench.agents",
     "serving": "loopwright.bench.serving",
     "techniques": "loopwright.bench.techniques.suite",
+    "memory": "loopwright.bench.memory",
     "size": "loopwright.bench.size",
 }
 """Each module has a `SUITE`."""

@@ -10,8 +10,10 @@ from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
 from loopwright.compose.config import Config
 from loopwright.compose.logs import open_log
 from loopwright.compose.system import Prepared, open_system, prepare
+from loopwright.compose.tenants import tenants_of
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
+from loopwright.server.identity import TenantOf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load_with_flags(arguments).config
+    tenant_of = tenants_of(config.server.keys)
     open_log(config.log)
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     with progress_bars() as report:
         prepared = prepare(config, report)
     try:
-        stopped_by = asyncio.run(_serve(config, prepared))
+        stopped_by = asyncio.run(_serve(config, prepared, tenant_of))
     except asyncio.CancelledError:
         stopped_by = signal.SIGTERM
     if stopped_by == signal.SIGINT:
@@ -33,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
+async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> signal.Signals | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # while things start; the HTTP server has its own
@@ -44,5 +47,5 @@ async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
-        app = create_app(system.runs, host=config.server.host, kept=config.server.responses)
+        app = create_app(system.runs, host=config.server.host, tenant_of=tenant_of, kept=config.server.responses)
         return await serve(app, config.server.host, config.server.port, ready)

@@ -16,6 +16,7 @@ from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
 from loopwright.server.response_store import ResponsesConfig
+from loopwright.weights.store import DUMMY
 
 Backend = Literal["auto", "fiber", "reentrant"]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -34,7 +35,14 @@ DTYPE_MEANING = (
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The inference layer."""
 
-    num_blocks: Annotated[Count, Meta(description="KV blocks of 16 tokens", extra={"flag": "--num-blocks"})] = 2048
+    num_blocks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="KV blocks of 16 tokens; 0: 2048 on a CPU, on a GPU what its memory has room for",
+            extra={"flag": "--num-blocks"},
+        ),
+    ] = 0
     num_slots: Annotated[Count, Meta(description="embeddings and hidden states that programs can hold")] = 4096
     num_threads: Annotated[
         int, Meta(ge=0, description="threads that compute; 0: one for each core", extra={"flag": "--threads"})
@@ -44,6 +52,30 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "avx512_bf16", "avx512", "avx2"],
         Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
     ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(
+            description="what computes; auto: the GPU, if there is one and it can run the model",
+            extra={"flag": "--device"},
+        ),
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "flashinfer", "sdpa"],
+        Meta(description="how prompts attend on a GPU; auto: flashinfer where it is installed, else sdpa"),
+    ] = "auto"
+    deterministic: Annotated[
+        bool, Meta(description="refuse to compute where a row's bits may depend on its neighbours'")
+    ] = False
+    load: Annotated[
+        Literal["auto", "dummy"],
+        Meta(
+            description="dummy: random weights of engine.shape in place of the model's, to measure speed",
+            extra={"flag": "--load"},
+        ),
+    ] = "auto"
+    shape: Annotated[
+        str, Meta(description="the sizes of a dummy: llama-1b, llama-3b, llama-8b or tiny", extra={"flag": "--shape"})
+    ] = ""
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +110,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(min_length=1, description="the address to bind", extra={"flag": "--host"})] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
+    keys: Annotated[
+        dict[str, str],
+        Meta(
+            description="tenants with their keys; ${NAME} is a variable of the environment. None: everybody is served",
+            extra={"secret": True},
+        ),
+    ] = msgspec.field(default_factory=dict)
     responses: Annotated[ResponsesConfig, Meta(description="what is kept of /v1/responses:")] = ResponsesConfig()
 
 
@@ -134,6 +173,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def model_names(self) -> tuple[str, ...]:
         """All models, the default one first."""
+        if self.engine.load == "dummy":
+            return (f"{DUMMY}{self.engine.shape}", *self.more_models)
         return (self.model, *self.more_models)
 
     @property

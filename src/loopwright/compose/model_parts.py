@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, cast
 from loopwright.compose.config import EngineConfig, num_cores
 from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
+from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor
 from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.traits import supported
 from loopwright.runtime.facts import ModelText
+from loopwright.text.byte_tokenizer import made_up_tokenizer
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.reasoning import reasoning_tags
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from loopwright.engine.executor import TorchExecutor
 
 Report = Callable[[str, float | None], None]
+
+DUMMY_VOCABULARIES = {"llama-1b": 128256, "llama-3b": 128256, "llama-8b": 128256, "tiny": 512}
+"""Ids of the shapes that engine.cuda.dummy has; who makes a tokenizer need not import torch."""
 
 _import_lock = Lock()
 
@@ -62,18 +67,21 @@ class ModelParts:
 
 @asynccontextmanager
 async def open_model(
-    files: ModelFiles, config: EngineConfig, ahead: "DecodedAhead | None" = None
+    files: ModelFiles,
+    config: EngineConfig,
+    ahead: "DecodedAhead | None" = None,
+    limits: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[ModelParts]:
-    """Loads weights and tokenizer side by side; closes the engine at the end."""
+    """Loads weights and tokenizer side by side; closes the engine at the end. `limits` say how large a step may be."""
     num_threads = config.num_threads or num_cores()
     executor, tokenizer = await asyncio.gather(
-        on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead)),
-        on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files.path)),
+        on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead, limits)),
+        on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files)),
     )
     give_back_memory()
     try:
         yield ModelParts(
-            text=model_text(_info(files, executor, tokenizer, config), tokenizer),
+            text=model_text(_info(files, executor, tokenizer), tokenizer),
             executor=executor,
             path=files.path,
             num_threads=num_threads,
@@ -108,7 +116,12 @@ def decode_ahead(path: Path) -> "DecodedAhead | None":
     return None
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The tokenizer that comes with a model's files; one without files gets one that is made up."""
+    return made_up_tokenizer(DUMMY_VOCABULARIES.get(files.shape, 0)) if files.shape else tokenizer_at(files.path)
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
     """The tokenizer that comes with a GGUF file or a folder."""
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(read_gguf(path).metadata)
 
@@ -120,10 +133,16 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
 
 
 def _load_executor(
-    files: ModelFiles, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None"
+    files: ModelFiles, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None", limits: ControlConfig
 ) -> "TorchExecutor":
     executor = import_engine().create_executor(
         files.path,
+        shape=files.shape,
+        device=config.device,
+        attention=config.attention,
+        is_deterministic=config.deterministic,
+        max_rows=limits.max_batch_rows,
+        max_tokens=limits.max_batch_tokens,
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         num_threads=num_threads,
@@ -135,7 +154,7 @@ def _load_executor(
     return cast("TorchExecutor", executor)
 
 
-def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, config: EngineConfig) -> ModelInfo:
+def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer) -> ModelInfo:
     some = f"-of-{len(files.layers)}-layers" if files.layers else ""
     return ModelInfo(
         name=files.name,
@@ -144,7 +163,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer, co
         vocab_size=executor.shape.vocab_size,
         max_context=executor.shape.max_context,
         page_size=executor.shape.block_size,
-        num_pages=config.num_blocks,
+        num_pages=executor.shape.num_blocks,
         eos_ids=tokenizer.eos_ids,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         has_chat_template=bool(tokenizer.chat_template),

@@ -111,11 +111,11 @@ def prepare(config: Config, report: Report) -> Prepared:
 
     For the main thread, outside of an event loop: there an interrupt ends it at once, whatever it waits for. Then
     another process decodes the weights and another thread imports the engine, unless other processes are to compute."""
-    files = store.resolve(config.model, report)
+    files = store.resolve(config.model_names[0], report)
     more = tuple(store.resolve(name, report) for name in config.more_models)
     ahead = None
     if not config.num_runtime_workers:
-        ahead = None if files.layers else decode_ahead(files.path)  # a fork: before there are threads
+        ahead = None if files.layers or files.shape else decode_ahead(files.path)  # a fork: before there are threads
         Thread(target=_import_early, name="loopwright-import", daemon=True).start()
     runner = prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None
     return Prepared(files, more, runner, ahead)
@@ -147,7 +147,9 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
             stack.push_async_callback(close_sandboxes, sandboxes)
-            model = await stack.enter_async_context(open_model(prepared.model, config.engine, prepared.ahead))
+            model = await stack.enter_async_context(
+                open_model(prepared.model, config.engine, prepared.ahead, config.control)
+            )
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))
             more = [await stack.enter_async_context(_open_further(files, config)) for files in prepared.more]
@@ -162,7 +164,10 @@ async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None 
 @asynccontextmanager
 async def _open_further(files: ModelFiles, config: Config) -> AsyncIterator[ServedModel]:
     """One of the further models, with an engine and a control layer of its own."""
-    async with open_model(files, config.engine) as model, open_control(model, config.control) as control:
+    async with (
+        open_model(files, config.engine, limits=config.control) as model,
+        open_control(model, config.control) as control,
+    ):
         yield ServedModel(model.text, control)
 
 
@@ -253,7 +258,7 @@ async def open_bench_system(
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
     control = ControlConfig(prefix_cache=prefix_cache, steps_ahead=steps_ahead)
-    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or EngineConfig().num_blocks)
+    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or 0)
     config = Config(model=model, engine=engine, control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

@@ -69,7 +69,7 @@ def _end_with_parent() -> None:
 
 async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> ControlServer:
     files = store.resolve(config.model_names[model_number(name)])
-    model = await stack.enter_async_context(open_model(files, config.engine))
+    model = await stack.enter_async_context(open_model(files, config.engine, limits=config.control))
     control = await stack.enter_async_context(open_control(model, config.control))
     return ControlServer(control, socket_address(folder, name))
 
@@ -79,7 +79,7 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     stack.push_async_callback(close_sandboxes, sandboxes)
     served: list[ServedModel] = []
     for number, model in enumerate(config.model_names):
-        tokenizer = load_tokenizer(store.resolve(model).path)
+        tokenizer = load_tokenizer(store.resolve(model))
         address = socket_address(folder, model_worker(number))
         control = await KeptControl.connect(address, name=name, timeout_s=LOAD_S)
         stack.push_async_callback(control.close)

@@ -256,7 +256,9 @@ def _check_drafts(call: ForwardText) -> None:
 
 
 def _too_long(field: str, position: int, shape: EngineShape) -> ContextTooLong:
+    """In words by which langchain and litellm know this error: they look at no code."""
     return ContextTooLong(
-        f"{field}: position {position} needs a context of {position + 1} tokens; the model's is {shape.max_context}",
+        f"{field}: the prompt is too long: position {position} needs a context of {position + 1} tokens; this model's "
+        f"maximum context length is {shape.max_context}",
         field=field,
     )

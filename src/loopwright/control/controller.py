@@ -13,6 +13,7 @@ from dataclasses import asdict
 from secrets import token_hex
 
 from loopwright.control import ordering
+from loopwright.control.arrivals import Arrivals
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
 from loopwright.control.decode_calls import DecodeCalls
@@ -105,6 +106,7 @@ class Controller:
         self._running: deque[Step] = deque()  # the second one is ahead
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
+        self._arrivals = Arrivals()
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -120,6 +122,12 @@ class Controller:
         self._resources.open(run_id, limits, tenant)
         self._sessions[run_id] = session
         return session
+
+    def expect(self, num_launches: int) -> None:
+        """As `Control.expect`."""
+        self._arrivals.expect(num_launches)
+        if not num_launches:
+            self._wake.set()
 
     async def stats(self) -> ControlStats:
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
@@ -149,13 +157,16 @@ class Controller:
         idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
         while True:
             self._wake.clear()
+            if not submitted and (hold_s := self._hold_s()):
+                await self._wait_for_change(hold_s)
+                continue
             while len(submitted) < self._max_running and (batch := self._formed()) is not None:
                 if not submitted:
                     idle_from_s = self._clock.now_s()
                 submitted.append((batch, self._submitted(batch)))
             self._decoded.tell()  # of the step before
             if not submitted:
-                await self._wait_for_change()
+                await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
                 continue
             batch, running = submitted.popleft()
             try:
@@ -167,6 +178,7 @@ class Controller:
             else:
                 busy_s = self._clock.now_s() - idle_from_s
                 self._counts.busy_s += busy_s
+                self._arrivals.step_over(busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
             idle_from_s += self._clock.now_s() - idle_from_s
@@ -518,9 +530,13 @@ class Controller:
         self._refuse(call, error.info())
         return True
 
-    async def _wait_for_change(self) -> None:
+    def _hold_s(self) -> float:
+        """For how long the engine should do nothing, for more to run at once."""
+        return self._arrivals.hold_s(self._clock.now_s(), would_hold_up=self._scheduler.is_decoding)
+
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:
-            async with asyncio.timeout(self._suspension.patience_s(self._clock.now_s())):
+            async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
             return

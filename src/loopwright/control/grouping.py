@@ -64,6 +64,11 @@ class GroupingScheduler:
         self._settle_groups(now_s)
         self._ready.append((max(now_s, self._ready[-1][0]) if self._ready else now_s, call))
 
+    @property
+    def is_decoding(self) -> bool:
+        """Always, as far as others are concerned: when a group runs is the policy's to say."""
+        return True
+
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""
 

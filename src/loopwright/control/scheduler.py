@@ -122,6 +122,11 @@ class Scheduler:
             if not call.is_over:
                 self.put(call)
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether somebody waits for the next token of an answer that has begun."""
+        return bool(self._decoding or self._short)
+
     def reorder(self) -> None:
         """For whoever changed the rank of calls that may be here."""
         self._long.sort(key=lambda call: call.rank)

@@ -12,6 +12,7 @@ LoopwrightError            code           what it means
 │   └── OutOfPages         limit          no KV page is left for this run, or in the pool
 ├── DeadlineExceeded       deadline       the run's wall time is over
 ├── PermissionDenied       denied         the program's metadata does not list what it tried
+│   └── Unauthenticated    denied         the request has no key, or none of this server's
 ├── Cancelled              cancelled      somebody asked for it to end
 ├── Poisoned               bad_request    an earlier call of the same queue failed
 ├── Overloaded             overloaded     the server has no room now; try again
@@ -114,6 +115,10 @@ class DeadlineExceeded(LoopwrightError):
 
 class PermissionDenied(LoopwrightError):
     code = "denied"
+
+
+class Unauthenticated(PermissionDenied):
+    pass
 
 
 class Cancelled(LoopwrightError):

@@ -23,15 +23,15 @@ class Carried:
         """The batch's `all_rows` with the tokens that the step before sampled. One whose source failed has none, and
         `check_row` refuses it."""
         results, self._results = self._results, ()
-        return [row if row.source < 0 else _fed(row, results) for row in batch.all_rows]
+        return [row if row.source < 0 else fed(row, _of(row.source, results)) for row in batch.all_rows]
 
     def keep(self, results: Sequence[RowResult]) -> None:
         """What came of `all_rows`."""
         self._results = results
 
 
-def _fed(row: ForwardRow, results: Sequence[RowResult]) -> ForwardRow:
-    result = results[row.source] if row.source < len(results) else RowResult()
+def fed(row: ForwardRow, result: RowResult) -> ForwardRow:
+    """The row with what came of its source."""
     token = result.token_id
     if result.error is not None or token is None:
         return msgspec.structs.replace(row, token_ids=(_NO_TOKEN,))
@@ -41,3 +41,7 @@ def _fed(row: ForwardRow, results: Sequence[RowResult]) -> ForwardRow:
     if sampler is not None:
         sampler = SamplerRun(sampler.graph, sampler.initial, result.sampler_state)
     return msgspec.structs.replace(row, token_ids=(token,), generated=generated, sampler=sampler)
+
+
+def _of(source: int, results: Sequence[RowResult]) -> RowResult:
+    return results[source] if source < len(results) else RowResult()

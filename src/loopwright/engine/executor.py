@@ -3,6 +3,7 @@
 Made by compose, driven by control.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -11,8 +12,12 @@ from pathlib import Path
 import torch
 
 from loopwright.core.batch import Batch, StepResult
+from loopwright.core.errors import Unavailable
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import WeightDtype
+from loopwright.engine.cuda.choice import AttentionName, DeviceName, choose_device
+from loopwright.engine.cuda.dummy import dummy_model, shape_config
+from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
@@ -20,6 +25,11 @@ from loopwright.engine.model_runner import ModelRunner, NativeSettings
 from loopwright.engine.native.choice import choose, weight_types
 from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.step_thread import StepThread
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BLOCKS = 2048
+"""Of KV, on a CPU."""
 
 
 class TorchExecutor:
@@ -80,22 +90,48 @@ def create_executor(
     num_blocks: int,
     num_slots: int,
     num_threads: int | None = None,
-    attention: str = "sdpa",
+    attention: AttentionName = "auto",
     dtype: WeightDtype = "float32",
     instructions: InstructionSet | None = None,
     ahead: DecodedAhead | None = None,
     layers: Sequence[int] = (),
-) -> TorchExecutor:
+    shape: str = "",
+    device: DeviceName = "cpu",
+    is_deterministic: bool = False,
+    max_rows: int = 256,
+    max_tokens: int = 512,
+) -> TorchExecutor | DeviceExecutor:
     """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
-    `ahead` is the same file, if somebody has begun to decode it.
+    `ahead` is the same file, if somebody has begun to decode it; with `shape` there is none, and weights are random.
+    `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`.
 
-    Raises BadRequest and Unavailable as `load_model` and `make_attention` do."""
-    return TorchExecutor(
-        load_model(path, ahead, layers),
-        num_blocks=num_blocks,
+    Raises BadRequest and Unavailable as `load_model` and `choose_device` do."""
+    model = dummy_model(shape_config(shape)) if shape else load_model(path, ahead, layers)
+    choice = choose_device(device, model.config, dtype, attention, is_deterministic=is_deterministic)
+    if choice is not None:
+        return DeviceExecutor(
+            model, choice, num_blocks=num_blocks, num_slots=num_slots, max_rows=max_rows, max_tokens=max_tokens,
+            report=_log_progress,
+        )  # fmt: skip
+    if attention == "flashinfer":
+        raise Unavailable("engine.attention: 'flashinfer' runs on a GPU alone", field="engine.attention")
+    executor = TorchExecutor(
+        model,
+        num_blocks=num_blocks or DEFAULT_BLOCKS,
         num_slots=num_slots,
         num_threads=num_threads,
-        attention=attention,
         dtype=dtype,
         instructions=instructions,
     )
+    if is_deterministic and executor.exactness != "deterministic":
+        executor.close()
+        raise Unavailable(
+            f"engine.deterministic: {executor.computed_by} is not",
+            hint="the native kernels are: engine.dtype = 'bfloat16'",
+            field="engine.deterministic",
+        )
+    return executor
+
+
+def _log_progress(stage: str, fraction: float | None) -> None:
+    logger.info("%s%s", stage, "" if fraction is None else f": {fraction:.0%}")

@@ -72,13 +72,13 @@ class KvCache:
 class EmbedStore:
     """Slots of one vector and its position each: vectors [num_slots, hidden_size], positions [num_slots]."""
 
-    def __init__(self, config: ModelConfig, num_slots: int) -> None:
+    def __init__(self, config: ModelConfig, num_slots: int, device: torch.device | None = None) -> None:
         self.num_slots = num_slots
-        self.vectors = _untouched_zeros((num_slots, config.hidden_size))
-        self.positions = torch.zeros(num_slots, dtype=torch.int64)
+        self.vectors = _untouched_zeros((num_slots, config.hidden_size)).to(device)
+        self.positions = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def write(self, slots: Sequence[int], vectors: Tensor, positions: Tensor) -> None:
-        index = torch.tensor(slots, dtype=torch.int64)
+        index = torch.tensor(slots, dtype=torch.int64, device=vectors.device)
         self.vectors.index_copy_(0, index, vectors)
         self.positions.index_copy_(0, index, positions)
 

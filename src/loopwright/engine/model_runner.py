@@ -11,7 +11,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from loopwright.core.batch import Batch, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, Sampled, StepResult
+from loopwright.core.batch import (
+    Batch,
+    BlockCopy,
+    EmbedRow,
+    ForwardRow,
+    HeadRow,
+    KvShift,
+    RowResult,
+    Sampled,
+    StepResult,
+)
 from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import ErrorInfo, LoopwrightError
 from loopwright.core.executor import EngineShape
@@ -19,7 +29,7 @@ from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
 from loopwright.engine.carried import Carried
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
-from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.loaded_model import LoadedModel, Rope
 from loopwright.engine.models import find_architecture
 from loopwright.engine.native.build import Kernels
 from loopwright.engine.native.cache import NativeKvCache
@@ -29,7 +39,7 @@ from loopwright.engine.row_checks import check_head, check_row, check_shift, che
 from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
-_Row = TypeVar("_Row", ForwardRow, HeadRow)
+_Row = TypeVar("_Row")
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
 
@@ -50,6 +60,29 @@ class _Ends(Protocol):
     def logits(self, normalized: Tensor) -> Tensor: ...
 
 
+class _Cache(Protocol):
+    """KV of all layers, as kv_cache.KvCache documents it."""
+
+    @property
+    def token_bytes(self) -> int: ...
+    def copy(self, copies: Sequence[BlockCopy]) -> None: ...
+    def shift(self, shift: KvShift, ropes: Sequence[Rope], max_context: int) -> None: ...
+
+
+class DevicePart(_Ends, Protocol):
+    """A model and its cache on a device, which brings all of its computing: see `engine.cuda`."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def cache(self) -> _Cache: ...
+    @property
+    def ropes(self) -> Sequence[Rope]: ...
+    @property
+    def step_weight_bytes(self) -> int: ...
+    def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor: ...
+
+
 class ModelRunner:
     """A model with its memory. `run` must always be called under torch.inference_mode."""
 
@@ -63,36 +96,39 @@ class ModelRunner:
         num_slots: int,
         attention: str = "sdpa",
         native: "NativeSettings | None" = None,
+        device: DevicePart | None = None,
     ) -> None:
-        """`native` takes the kernels of our own in place of torch's and of `attention`."""
+        """`native` takes the kernels of our own in place of torch's and of `attention`, `device` another device."""
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             num_slots=num_slots,
-            block_bytes=BLOCK_SIZE * kv_bytes_per_token(model.config),
-            steps_ahead="possible",
+            block_bytes=BLOCK_SIZE * (kv_bytes_per_token(model.config) if device is None else device.cache.token_bytes),
+            steps_ahead="possible" if device is None else "usual",
         )
         self._carried = Carried()
-        self._ropes = model.ropes
-        self._slots = EmbedStore(model.config, num_slots)
+        self._device = torch.device("cpu") if device is None else device.device
+        self._ropes = model.ropes if device is None else device.ropes
+        self._slots = EmbedStore(model.config, num_slots, self._device)
         self._model: _Ends
         self._forward: _Forward
-        self._cache: KvCache | NativeKvCache
-        if native is not None:
-            self._cache = NativeKvCache(model.config, num_blocks)
+        self._cache: _Cache
+        if device is not None:
+            self._cache, self._model, self._forward = device.cache, device, device.forward
+            self.step_weight_bytes = device.step_weight_bytes
+        elif native is not None:
+            self._cache = cache = NativeKvCache(model.config, num_blocks)
             decoder = NativeDecoder(
-                model, native.kernels, self._cache, weight_type=native.weight_type, num_threads=native.num_threads
+                model, native.kernels, cache, weight_type=native.weight_type, num_threads=native.num_threads
             )
             self._model, self._forward = decoder, decoder.forward
             self.step_weight_bytes = decoder.step_weight_bytes
         else:
-            self._cache = KvCache(model.config, num_blocks)
-            built, backend = (
-                find_architecture(model.config.architecture).build(model),
-                make_attention(attention, self._cache),
-            )
+            self._cache = own_cache = KvCache(model.config, num_blocks)
+            built = find_architecture(model.config.architecture).build(model)
+            backend = make_attention(attention, own_cache)
             self._model = built
             self._forward = lambda hidden, positions, rows: built.forward(
                 hidden, positions, backend.plan(rows, positions)
@@ -107,12 +143,12 @@ class ModelRunner:
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
-        results = _isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+        results = isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
         self._carried.keep(results)
         return StepResult.of_all_rows(
             batch,
             results,
-            _isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
+            isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads),
             shifts,
         )
 
@@ -129,25 +165,32 @@ class ModelRunner:
         if token_ids:
             slots = [slot for embed in embeds for slot in embed.slots]
             positions = [position for embed in embeds for position in embed.positions]
-            self._slots.write(slots, self._model.embed(torch.tensor(token_ids)), torch.tensor(positions))
+            self._slots.write(slots, self._model.embed(self._numbers(token_ids)), self._numbers(positions))
 
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
+        hidden, ends = self._forward_rows(rows)
+        asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
+        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+
+    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, list[int]]:
+        """Hidden states of all tokens [num_tokens, hidden_size], and where each row's end. Output slots are written."""
         hidden, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
         hidden = self._forward(hidden, positions, planned)
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
         self._write_outputs(rows, ends, hidden, positions)
-        asked = [_Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
-        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+        return hidden, ends
 
     def _run_heads(self, heads: Sequence[HeadRow]) -> list[RowResult]:
-        asked = [_Asked.of_head(head) for head in heads]
+        asked = [Asked.of_head(head) for head in heads]
         return self._answer(asked, lambda index: self._slots.vectors[index])
 
     def _inputs(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
         """Vectors [num_tokens, hidden_size] and positions [num_tokens] of all rows, one after the other."""
-        token_ids = torch.tensor([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
-        positions = torch.tensor([one for row in rows for one in (row.positions if row.token_ids else row.input_slots)])
+        token_ids = self._numbers([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
+        positions = self._numbers(
+            [one for row in rows for one in (row.positions if row.token_ids else row.input_slots)]
+        )
         hidden = self._model.embed(token_ids)
         start = 0
         for row in rows:
@@ -159,15 +202,20 @@ class ModelRunner:
             start = end
         return hidden, positions
 
+    def _numbers(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._device)
+
     def _write_outputs(
         self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: Tensor, positions: Tensor
     ) -> None:
         slots = [slot for row in rows for slot in row.output_slots]
         if slots:
             index = [i for row, end in zip(rows, ends, strict=True) for i in range(end - len(row.output_slots), end)]
-            self._slots.write(slots, self._model.normalize(hidden[index]), positions[index])
+            self._slots.write(
+                slots, self._model.normalize(hidden[self._numbers(index)]), positions[self._numbers(index)]
+            )
 
-    def _answer(self, asked: Sequence["_Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+    def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
         questions = [question for one in asked for question in one.questions]
         results: list[RowResult] = []
@@ -180,7 +228,7 @@ class ModelRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """What one row asks of the head, by the index of the vector: each vector's logits are computed once."""
 
     questions: list[tuple[int, Question]]  # those that sample come first, in order
@@ -188,7 +236,7 @@ class _Asked:
     drafts: Sequence[int] = ()  # what each sample but the last is compared with
 
     @classmethod
-    def of_row(cls, row: ForwardRow, end: int) -> "_Asked":
+    def of_row(cls, row: ForwardRow, end: int) -> "Asked":
         start = end - row.num_tokens
         first_sample = row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
         by_index: dict[int, list[DistributionRequest]] = {i: [] for i in range(first_sample, row.num_tokens)}
@@ -220,7 +268,7 @@ class _Asked:
         )
 
     @classmethod
-    def of_head(cls, head: HeadRow) -> "_Asked":
+    def of_head(cls, head: HeadRow) -> "Asked":
         question = Question(head.distributions, head.sampling, head.sample_position)
         return cls([(head.slot, question)], [(0, place) for place in range(len(head.distributions))])
 
@@ -244,7 +292,7 @@ class _Asked:
         )
 
 
-def _isolate(
+def isolate(
     rows: Sequence[_Row], check: Callable[[_Row], None], run: Callable[[Sequence[_Row]], list[RowResult]]
 ) -> tuple[RowResult, ...]:
     """Runs the rows that pass the check; the others get their error as result."""

@@ -22,7 +22,6 @@ from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
 _MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
-_ONE = torch.ones(1, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
     traced = _run_traced(logits, are_finite, questions)
     return [
-        _answer_one(row, normalizer, question, traced.get(place)) if is_finite else _not_finite()
+        _answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
         for place, (row, normalizer, is_finite, question) in enumerate(
             zip(logits, normalizers, are_finite, questions, strict=True)
         )
@@ -77,15 +76,15 @@ def process(
     docs/sampling.md."""
     if sampling.has_penalties or sampling.logit_bias:
         logits = _adjusted(logits, sampling, generated)
-    return _filtered(logits, _candidate_ids(sampling, allowed_bits, logits.shape[0]), sampling)
+    return _filtered(logits, _candidate_ids(sampling, allowed_bits, logits), sampling)
 
 
-def _candidate_ids(sampling: Sampling, allowed_bits: bytes | None, vocab_size: int) -> Tensor | None:
+def _candidate_ids(sampling: Sampling, allowed_bits: bytes | None, logits: Tensor) -> Tensor | None:
     """Ascending; None is the whole vocabulary."""
     if allowed_bits is None:
-        return None if sampling.allowed is None else _allowed_ids(sampling.allowed, vocab_size)
+        return None if sampling.allowed is None else _allowed_ids(sampling.allowed, logits)
     assert sampling.allowed is None, "control refuses a grammar beside a list of allowed tokens"
-    return _ids_of_bits(allowed_bits, vocab_size)
+    return _ids_of_bits(allowed_bits, logits)
 
 
 def _filtered(logits: Tensor, token_ids: Tensor | None, sampling: Sampling) -> Candidates:
@@ -93,7 +92,7 @@ def _filtered(logits: Tensor, token_ids: Tensor | None, sampling: Sampling) -> C
     values = logits if token_ids is None else logits[token_ids]
     if sampling.temperature == 0:
         best = values.argmax().view(1)  # of equal values, argmax takes the first
-        return Candidates(best if token_ids is None else token_ids[best], _ONE)
+        return Candidates(best if token_ids is None else token_ids[best], _one(logits))
     weights = ((values.double() - float(values.max())) / sampling.temperature).exp_()
     for kept in _filters(weights, sampling):
         token_ids = kept if token_ids is None else token_ids[kept]
@@ -106,7 +105,7 @@ def distribution(logits: Tensor, normalizer: float, request: DistributionRequest
     the must-include ids that are not among them. `normalizer` is the log-sum-exp over all.
 
     Under a mask the k most probable are of the allowed tokens; a must-include id outside it has -inf."""
-    allowed = None if request.allowed is None else _allowed_ids(request.allowed, len(logits))
+    allowed = None if request.allowed is None else _allowed_ids(request.allowed, logits)
     seen, own_normalizer = logits, normalizer
     if allowed is not None:
         own_normalizer = float(logits[allowed].double().logsumexp(0))
@@ -115,18 +114,18 @@ def distribution(logits: Tensor, normalizer: float, request: DistributionRequest
     top_ids = _top(seen, min(request.k, num_possible))
     listed = set(top_ids.tolist())
     extra = [token_id for token_id in dict.fromkeys(request.must_include) if token_id not in listed]
-    token_ids = torch.cat([top_ids, torch.tensor(extra, dtype=torch.int64)])
+    token_ids = torch.cat([top_ids, torch.tensor(extra, dtype=torch.int64, device=logits.device)])
     logprobs = (seen[token_ids].double() - own_normalizer).float()
     covered = min(1.0, float(logprobs.double().exp().sum()))
     return Distribution(
-        ids=token_ids.numpy().astype("<i4").tobytes(),
-        logprobs=logprobs.numpy().astype("<f4").tobytes(),
+        ids=token_ids.cpu().numpy().astype("<i4").tobytes(),
+        logprobs=logprobs.cpu().numpy().astype("<f4").tobytes(),
         covered=covered,
         tail_mass=1.0 - covered,
         truncated=int(logprobs.isfinite().sum()) < num_possible,
         entropy=_entropy(seen, own_normalizer) if request.entropy else None,
         allowed_mass=None if allowed is None else min(1.0, math.exp(own_normalizer - normalizer)),
-        logits=logits.numpy().astype("<f4").tobytes() if request.logits else None,
+        logits=logits.cpu().numpy().astype("<f4").tobytes() if request.logits else None,
     )
 
 
@@ -137,7 +136,7 @@ def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[
         sampling = question.sampling
         if question.sampler is not None and sampling is not None and are_finite[place]:
             scores = _adjusted(logits[place], sampling, question.generated).double()
-            token_ids = _candidate_ids(sampling, question.allowed_bits, len(scores))
+            token_ids = _candidate_ids(sampling, question.allowed_bits, scores)
             if token_ids is not None:
                 scores = torch.full_like(scores, -torch.inf).index_copy_(0, token_ids, scores[token_ids])
             rows[place] = TracedRow(question.sampler, scores, sampling.seed, question.position)
@@ -165,14 +164,14 @@ def _candidates(logits: Tensor, sampling: Sampling, question: Question, traced: 
         return process(logits, sampling, question.generated, question.allowed_bits)
     if traced.failure is not None:
         raise _wrong_sampler(question.position, traced.failure)
-    token_ids = _candidate_ids(sampling, question.allowed_bits, len(logits))
+    token_ids = _candidate_ids(sampling, question.allowed_bits, logits)
     if len(traced.result) == 1:
         token = float(traced.result)
         if not (token.is_integer() and 0 <= token < len(logits)):
             raise _wrong_sampler(question.position, f"{token:g} is not a token id from 0 to {len(logits) - 1}")
         if token_ids is not None and not bool((token_ids == int(token)).any()):
             raise _wrong_sampler(question.position, f"token {token:g} is not one of the {len(token_ids)} allowed here")
-        return Candidates(torch.tensor([int(token)]), _ONE)
+        return Candidates(torch.tensor([int(token)], device=logits.device), _one(logits))
     values = traced.result if token_ids is None else traced.result[token_ids]
     if not bool(values.max().isfinite()):
         raise _wrong_sampler(question.position, f"the highest score of what is allowed is {float(values.max())}")
@@ -198,7 +197,7 @@ def _wrong_sampler(position: int, why: str) -> BadRequest:
     return BadRequest(f"sampler, at position {position}: {why}", field="sampler")
 
 
-def _not_finite() -> RowResult:
+def not_finite() -> RowResult:
     error = InternalError(
         "the model's logits of this row hold values that are not finite numbers (NaN or infinity)",
         hint="weights or embeddings that the row reads are damaged; its KV should be dropped",
@@ -210,10 +209,10 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
     """Logits [vocab_size] after penalties and bias."""
     logits = logits.clone()
     if sampling.has_penalties:
-        written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64)
+        written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64, device=logits.device)
         counts = torch.bincount(written, minlength=len(logits))
         is_seen = counts > 0
-        is_seen[torch.tensor(sampling.seen, dtype=torch.int64)] = True
+        is_seen[torch.tensor(sampling.seen, dtype=torch.int64, device=logits.device)] = True
         penalty = sampling.repetition_penalty
         wide = logits.double()  # in float32 a penalty can be zero
         penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-_MAX_LOGIT, _MAX_LOGIT).float()
@@ -224,14 +223,19 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
     return logits
 
 
-def _allowed_ids(allowed: Sequence[int], vocab_size: int) -> Tensor:
-    return torch.tensor(sorted({token_id for token_id in allowed if token_id < vocab_size}))  # the draw needs the order
+def _allowed_ids(allowed: Sequence[int], logits: Tensor) -> Tensor:
+    ids = sorted({token_id for token_id in allowed if token_id < len(logits)})  # the draw needs the order
+    return torch.tensor(ids, device=logits.device)
 
 
-def _ids_of_bits(bits: bytes, vocab_size: int) -> Tensor:
+def _ids_of_bits(bits: bytes, logits: Tensor) -> Tensor:
     """Ascending."""
-    marks = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
-    return torch.from_numpy(marks.nonzero()[0])
+    marks = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[: len(logits)]
+    return torch.from_numpy(marks.nonzero()[0]).to(logits.device)
+
+
+def _one(logits: Tensor) -> Tensor:
+    return torch.ones(1, dtype=torch.float64, device=logits.device)
 
 
 def _filters(weights: Tensor, sampling: Sampling) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loopwright.core.samplers import SamplerNode, SamplerRun, StateValue, TracedSampler
-from loopwright.engine.draws import draw, uniform
+from loopwright.engine.draws import draw_each, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TensorState:
 
     def values(self) -> dict[str, StateValue]:
         return {
-            name: float(one) if len(one) == 1 else one.numpy().astype("<f8").tobytes()
+            name: float(one) if len(one) == 1 else one.cpu().numpy().astype("<f8").tobytes()
             for name, one in self.tensors.items()
         }
 
@@ -71,8 +71,12 @@ class _Running:
         for place in are_wrong.flatten().nonzero().flatten().tolist():
             self.failures.setdefault(place, why)
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows[0].scores.device
+
     def column(self, numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float64).view(-1, 1)
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device).view(-1, 1)
 
 
 def _run_graph(graph: TracedSampler, rows: Sequence[TracedRow]) -> list[TracedAnswer]:
@@ -132,42 +136,43 @@ def _evaluate(running: _Running, graph: TracedSampler, node: SamplerNode, inputs
 def _states(running: _Running, graph: TracedSampler, node: SamplerNode) -> Tensor:
     is_vector = next(state.is_vector for state in graph.states if state.name == node.name)
     size = running.vocab_size if is_vector else 1
-    return torch.stack([_state_of(row.run, node.name, size) for row in running.rows])
+    return torch.stack([_state_of(row.run, node.name, size, running.device) for row in running.rows])
 
 
 def _sparse(running: _Running, _: TracedSampler, node: SamplerNode) -> Tensor:
-    vector = torch.zeros(running.vocab_size, dtype=torch.float64)
+    vector = torch.zeros(running.vocab_size, dtype=torch.float64)  # on the CPU: entries are set one by one
     for token_id, value in node.entries:
         vector[token_id] += value
-    return vector.expand(len(running.rows), -1)
+    return vector.to(running.device).expand(len(running.rows), -1)
 
 
-def _state_of(run: SamplerRun, name: str, size: int) -> Tensor:
+def _state_of(run: SamplerRun, name: str, size: int, device: torch.device) -> Tensor:
     if run.state is not None:
         assert isinstance(run.state, TensorState), "a state comes back to the executor that made it"
         return run.state.tensors[name]
     value = run.initial[name]
     if isinstance(value, bytes):
-        return torch.frombuffer(bytearray(value), dtype=torch.float64)
-    return torch.full((size,), float(value), dtype=torch.float64)
+        return torch.frombuffer(bytearray(value), dtype=torch.float64).to(device)
+    return torch.full((size,), float(value), dtype=torch.float64, device=device)
 
 
 def _take(running: _Running, vector: Tensor, number: Tensor) -> Tensor:
     index = number.nan_to_num(-1.0).clamp(0, running.vocab_size - 1).long()
     running.fail(index != number, f"take: an index is not a token id from 0 to {running.vocab_size - 1}")
-    return vector.expand(len(running.rows), -1).gather(-1, index)
+    return vector.to(running.device).expand(len(running.rows), -1).gather(-1, index)
 
 
 def _draw_all(running: _Running, weights: Tensor) -> Tensor:
     total = weights.sum(-1, keepdim=True)
     are_wrong = (weights < 0).any(-1, keepdim=True) | ~total.isfinite() | (total <= 0)
     running.fail(are_wrong, "draw: weights must be finite, none negative, and not all 0")
-    return running.column(
-        [
-            0.0 if is_wrong else float(draw(row_weights, uniform(row.seed, row.position)))
-            for row, row_weights, is_wrong in zip(running.rows, weights, are_wrong.flatten().tolist(), strict=True)
-        ]
-    )
+    numbers = running.column([uniform(row.seed, row.position) for row in running.rows])[:, 0]
+    return draw_each(weights, numbers).double()[:, None]
+
+
+def _sum(vector: Tensor) -> Tensor:
+    """In order, as a loop would; torch.sum pairs terms by its own rule. On a GPU that is what it does."""
+    return vector.sum(-1, keepdim=True) if vector.is_cuda else vector.cumsum(-1)[:, -1:]
 
 
 def _mass_before(weights: Tensor, by: Tensor) -> Tensor:
@@ -189,7 +194,7 @@ _SIMPLE: dict[str, Callable[..., Tensor]] = {
     "where": lambda condition, one, other: torch.where(condition != 0, one, other),
     "exp": torch.exp,
     "log": torch.log,
-    "sum": lambda vector: vector.cumsum(-1)[:, -1:],  # in order, as a loop would; torch.sum pairs terms by its own rule
+    "sum": _sum,
     "max": lambda vector: vector.amax(-1, keepdim=True),
     "argmax": lambda vector: vector.argmax(-1, keepdim=True).double(),  # of equal values, the lowest id
     "mass_before": _mass_before,
@@ -200,9 +205,9 @@ _LEAVES: dict[str, Callable[[_Running, TracedSampler, SamplerNode], Tensor]] = {
     "state": _states,
     "constant": lambda running, _, node: running.column([float(node.value or 0.0)] * len(running.rows)),
     "sparse": _sparse,
-    "ids": lambda running, _graph, _node: torch.arange(running.vocab_size, dtype=torch.float64).expand(
-        len(running.rows), -1
-    ),
+    "ids": lambda running, _graph, _node: torch.arange(
+        running.vocab_size, dtype=torch.float64, device=running.device
+    ).expand(len(running.rows), -1),
     "position": lambda running, _graph, _node: running.column([row.position for row in running.rows]),
     "uniform": lambda running, _graph, _node: running.column([uniform(row.seed, row.position) for row in running.rows]),
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
 from loopwright.grammar.schema_values import (
+    CALENDAR,
     MAX_DEPTH,
     VALUES,
     _pattern,
@@ -118,7 +119,7 @@ class _Checker:
             else:
                 raise schema_error(at, f"the keyword {keyword!r} is not supported")
         _check_min_properties(checked, pointer)
-        return checked
+        return _with_calendar(checked)
 
     @property
     def targets(self) -> set[str]:
@@ -187,6 +188,18 @@ _APPLICATORS: dict[str, Callable[[_Checker, object, str, int], object]] = {
 
 ENFORCED = frozenset((*_APPLICATORS, *VALUES, "$ref"))
 """Every keyword that is enforced."""
+
+
+def _with_calendar(checked: Schema) -> Schema:
+    """The schema with its dates and times as patterns."""
+    if (pattern := CALENDAR.get(str(checked.get("format")))) is None:
+        return checked
+    rest = {keyword: value for keyword, value in checked.items() if keyword != "format"}
+    if "pattern" not in rest:
+        return {**rest, "pattern": pattern}
+    earlier = rest.get("allOf", [])
+    assert isinstance(earlier, list)
+    return {**rest, "allOf": [*earlier, {"pattern": pattern}]}
 
 
 def _check_min_properties(checked: Schema, pointer: str) -> None:

@@ -17,7 +17,20 @@ MAX_COUNT = 1_000_000  # of characters, items or properties
 
 
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-"""Formats whose spelling is enforced; that a date has a 29th of February is not looked up."""
+"""Formats that are enforced, as an assertion: the specification leaves that open."""
+
+_LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:\d{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    rf"|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+CALENDAR = {
+    name: search_pattern(f"^{pattern}$")
+    for name, pattern in (("date", _DATE), ("time", _TIME), ("date-time", f"{_DATE}[Tt]{_TIME}"))
+}
+"""Patterns of RFC 3339 for the formats of which llguidance knows the spelling alone: a date is one that there is, and a
+time has no leap second, as there are some on a few known days only."""
 
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")

@@ -6,6 +6,7 @@ no more of the loop's time than all others together, or one launch if that is mo
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from loopwright.core.clock import Clock
 
@@ -13,8 +14,10 @@ from loopwright.core.clock import Clock
 class LaunchQueue:
     """Launches wait here, first come, first served for each tenant, and the tenants take turns."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, expect: Callable[[int], None] = lambda _: None) -> None:
+        """`expect` is told how many launches are still to come, if there is more than one, and 0 at their end."""
         self._clock = clock
+        self._expect = expect
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the tenant whose turn it is comes first
         self._is_serving = False
         self._began_s = 0.0  # when the last turn's launches began, and ended
@@ -30,6 +33,7 @@ class LaunchQueue:
             return
         waiter = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._expect(self.num_waiting)
         await waiter
 
     @property
@@ -47,6 +51,7 @@ class LaunchQueue:
         waiters: list[asyncio.Future[None]] = []
         while len(waiters) < num_allowed and (waiter := self._next()) is not None:
             waiters.append(waiter)
+        self._expect(len(waiters) + self.num_waiting)
         if not waiters:
             self._is_serving = False
             return

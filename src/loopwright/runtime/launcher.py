@@ -148,7 +148,7 @@ class Launcher:
         self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
         self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
-        self._launches = LaunchQueue(clock)
+        self._launches = LaunchQueue(clock, self._expect)
         self._reader = ProgramReader()
         self._meter = meter or Meter()
         self._spans = spans
@@ -261,6 +261,10 @@ class Launcher:
             with suppress(LoopwrightError):  # one that died says nothing more
                 measured |= await one.control.metrics()
         return measured
+
+    def _expect(self, num_launches: int) -> None:
+        for one in self._models.all():
+            one.control.expect(num_launches)
 
     def check_integrity(self) -> None:
         """Nothing that services keep for runs outlives them, and no budget still holds what is over."""

@@ -29,6 +29,7 @@ class Port:
 
     def __init__(self, submit: Callable[[str], int], log: Callable[[str, str], None]) -> None:
         self.log = log
+        self.state: Any = None  # what `run_state` keeps of the run
         self._submit = submit
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, Stream] = {}

@@ -5,7 +5,6 @@ Names of queues, pages and embeds are the program's own; a counter per run keeps
 
 import asyncio
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from loopwright.sdk.port import Port, current_port
 
@@ -53,13 +52,10 @@ class RunState:
         return found
 
 
-_states: WeakKeyDictionary[Port, RunState] = WeakKeyDictionary()
-
-
 def run_state() -> RunState:
     """The state of the run that executes here."""
     port = current_port()
-    state = _states.get(port)
-    if state is None:
-        state = _states[port] = RunState(port)
+    if port.state is None:
+        port.state = RunState(port)
+    state: RunState = port.state
     return state

@@ -1,6 +1,6 @@
 """The HTTP application: its routes, its middleware and its answers to errors, in one list each. Called by compose."""
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +15,7 @@ from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.message_routes import MessageRoutes
 from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
@@ -35,15 +36,16 @@ def create_app(
     clock: Clock | None = None,
     tenant_of: TenantOf = everybody,
     kept: ResponsesConfig | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts; `kept`, what is kept of responses."""
     clock = clock or SystemClock()
     generating = Generating(runs, clock)
     openai = OpenAIRoutes(generating)
     responses = ResponseRoutes(generating, ResponseStore(clock, kept or ResponsesConfig()))
+    messages = MessageRoutes(generating)
     programs = ProgramRoutes(runs)
-    texts = TextRoutes(runs)
+    texts = TextRoutes(generating)
 
     @takes(answer={"type": "object", "required": ["openapi", "paths"]})
     async def openapi(request: Request) -> Response:
@@ -67,6 +69,8 @@ def create_app(
         Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
         Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/messages", messages.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),
@@ -80,7 +84,7 @@ def create_app(
     middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
-    return FastAPI(
+    return Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={
@@ -89,5 +93,4 @@ def create_app(
             ClientDisconnect: errors.on_client_disconnect,
             Exception: errors.on_fault,
         },
-        openapi_url=None,  # bodies are checked by our own types, which FastAPI's schema does not know
     )

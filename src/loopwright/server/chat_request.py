@@ -34,11 +34,12 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message as sent. The last four are what OpenAI's own answers carry, as null or empty."""
+    """A message as sent. A name is taken and, with a model, of no effect: templates know roles alone. The last four are
+    what OpenAI's own answers carry, as null or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
-    name: Any = None
+    name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[CallBody] | None = None
     function_call: Any = None
@@ -141,7 +142,7 @@ def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> M
             hint="a result is a message of the role tool, with its tool_call_id",
             field=f"{place}.role",
         )
-    known = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}.get(message.role, ())
+    known = ("name", *{"assistant": ("tool_calls",), "tool": ("tool_call_id",)}.get(message.role, ()))
     for name in MORE_FIELDS:
         if name not in known and getattr(message, name) not in (None, []):
             raise BadRequest(f"{place}.{name}: not supported", hint="leave it out", field=f"{place}.{name}")

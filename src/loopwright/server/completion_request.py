@@ -6,6 +6,7 @@ Used by its route. A prompt of token ids runs as it is, whether or not the ids w
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from loopwright.core.errors import BadRequest
@@ -65,6 +66,9 @@ def read_completion(body: CompletionBody) -> CompletionRequest:
         raise BadRequest(f"{field}: with max_tokens 0 all choices would be the same", field=field)
     if len(prompts) * num_choices > MAX_PROMPTS:
         raise BadRequest(f"n: {len(prompts)} prompts times {num_choices}; the limit is {MAX_PROMPTS}", field="n")
+    if echoes and max_tokens == 1 and body.logprobs is not None and body.ignore_eos is None:
+        # Harnesses score a prompt so, and count on a log-probability for the one token too when it is the model's end.
+        body = msgspec.structs.replace(body, ignore_eos=True)
     generation = read_generation(body, max_tokens=max_tokens, num_top=body.logprobs, best_of=best_of, echoes=echoes)
     return CompletionRequest(prompts, generation)
 

@@ -26,10 +26,11 @@ from loopwright.core.errors import (
     ProgramError,
     ProgramRejected,
     ToolFailed,
+    Unauthenticated,
     Unavailable,
 )
 from loopwright.server.json_text import encode_json
-from loopwright.server.origin import current_origin
+from loopwright.server.origin import current_origin, is_of_anthropic
 
 STATUS_OF: Mapping[type[LoopwrightError], int] = {
     BadRequest: 400,
@@ -39,6 +40,7 @@ STATUS_OF: Mapping[type[LoopwrightError], int] = {
     LimitExceeded: 422,
     OutOfPages: 503,
     DeadlineExceeded: 504,
+    Unauthenticated: 401,
     PermissionDenied: 403,
     Cancelled: 409,
     Overloaded: 429,
@@ -75,7 +77,6 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="err
     request_id: str | None
 
 
-ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -101,17 +102,12 @@ def anthropic_error(error: LoopwrightError) -> AnthropicErrorBody:
     return _anthropic_body(status_of(error), _message(error))
 
 
-def asks_as_anthropic(path: str) -> bool:
-    """Whether a route is one of Anthropic's clients."""
-    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
-
-
 def error_response(error: LoopwrightError, path: str = "") -> Response:
     """Says whether a repetition makes sense, in the header that OpenAI's and Anthropic's clients obey."""
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.retryable:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    body = anthropic_error(error) if asks_as_anthropic(path) else openai_error(error)
+    body = anthropic_error(error) if is_of_anthropic(path) else openai_error(error)
     return json_response(body, status_of(error), headers)
 
 
@@ -128,7 +124,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """What is wrong with the request as HTTP: no such route, wrong method, wrong media type, too large."""
     assert isinstance(error, HTTPException)
     status, detail = error.status_code, _detail(request, error)
-    if asks_as_anthropic(request.url.path):
+    if is_of_anthropic(request.url.path):
         return json_response(_anthropic_body(status, detail), status, error.headers)
     body = OpenAIError(detail, _type_of(status), None, "bad_request")
     return json_response({"error": body}, status, error.headers)
@@ -173,4 +169,6 @@ def _code_of(error: LoopwrightError) -> str:
         return "context_length_exceeded"
     if isinstance(error, NotFound) and error.field == "model":
         return "model_not_found"
+    if isinstance(error, Unauthenticated):
+        return "invalid_api_key"
     return error.code

@@ -5,13 +5,13 @@ Never generates and knows no form. Used by the routes of OpenAI's and of Anthrop
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.clock import Clock
-from loopwright.core.errors import LoopwrightError, NotFound
+from loopwright.core.errors import LoopwrightError, NotFound, from_info
 from loopwright.core.events import Event, Finished
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, Runs, RunSpec
@@ -19,7 +19,7 @@ from loopwright.server.answers import Answer
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
 from loopwright.server.generation import Generation
-from loopwright.server.live_run import LiveRun, events_to_end, started_run
+from loopwright.server.live_run import LiveRun, events_to_end, read_to_end, started_run
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import EventStream, SseResponse
 from loopwright.server.tool_request import AskedTools
@@ -109,6 +109,26 @@ class Generating:
         except LoopwrightError as error:
             raise asked.names(error) from None
         raise no_model(name)
+
+    def model(self, name: str | None) -> ModelInfo:
+        """The model of that name; without a name, the server's first. Raises NotFound."""
+        for model in self.runs.models():
+            if name is None or model.name == name:
+                return model
+        raise no_model(name or "")
+
+    async def result(self, request: Request, program: str, model: ModelInfo, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+        """What a built-in program returns. Raises what ended it; ends it when the client goes."""
+        spec = RunSpec(program=program, arguments=arguments, sandbox="native", model=model.name)
+
+        async def result() -> Any:  # noqa: ANN401 (JSON)
+            async with started_run(self.runs, spec) as run:
+                _, finished = await read_to_end(run)
+            if finished.error is not None:
+                raise renamed(from_info(finished.error), {"text": "prompt"})
+            return finished.result
+
+        return await unless_disconnected(request.receive, result())
 
 
 async def written(run: LiveRun, writer: Writer) -> AsyncGenerator[bytes]:

@@ -35,6 +35,7 @@ class Taken:
     status: int = 200
     streams: bool = False  # may answer with server-sent events
     media: str = "application/json"
+    error: type[msgspec.Struct] | None = None
 
 
 def takes(
@@ -45,18 +46,19 @@ def takes(
     status: int = 200,
     streams: bool = False,
     media: str = "application/json",
+    error: type[msgspec.Struct] | None = None,
 ) -> Callable[[HandlerT], HandlerT]:
     """Marks a handler with what it takes and answers."""
 
     def mark(handler: HandlerT) -> HandlerT:
-        handler.taken = Taken(body, query or {}, answer, status, streams, media)  # type: ignore[attr-defined]
+        handler.taken = Taken(body, query or {}, answer, status, streams, media, error)  # type: ignore[attr-defined]
         return handler
 
     return mark
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """Every error of every route."""
+    """Every error of a route that says nothing else."""
 
     error: OpenAIError
 
@@ -67,7 +69,7 @@ def openapi_document(routes: Iterable[BaseRoute]) -> Json:
     taken: list[Taken] = [getattr(route.endpoint, "taken", Taken()) for route in found]
     types: set[type] = {ErrorBody}
     for one in taken:
-        types |= {kind for kind in (one.body, one.answer) if isinstance(kind, type)}
+        types |= {kind for kind in (one.body, one.answer, one.error) if isinstance(kind, type)}
     ordered = sorted(types, key=lambda kind: kind.__name__)
     references, schemas = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     by_type = dict(zip(ordered, references, strict=True))
@@ -89,7 +91,10 @@ def _operation(method: str, route: Route, taken: Taken, by_type: Mapping[type, J
     content: Json = {taken.media: {"schema": answer}}
     if taken.streams:
         content["text/event-stream"] = {}
-    error = {"description": "What is wrong.", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
+    error = {
+        "description": "What is wrong.",
+        "content": {"application/json": {"schema": by_type[taken.error or ErrorBody]}},
+    }
     answered = {"description": "The answer.", "content": content}
     operation: Json = {
         "operationId": f"{method}_{route.endpoint.__name__}",

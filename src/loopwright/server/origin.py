@@ -17,6 +17,8 @@ from loopwright.core.origin import Origin
 
 log = logging.getLogger("loopwright.access")
 
+ANTHROPIC = "/v1/messages"
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 (frozen)
@@ -25,6 +27,11 @@ _origin: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B0
 def current_origin() -> Origin:
     """That of the request in whose task this is asked."""
     return _origin.get()
+
+
+def is_of_anthropic(path: str) -> bool:
+    """Whether a route is one for Anthropic's clients, who have errors and a header of their own."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
 class WithOrigin:
@@ -40,6 +47,8 @@ class WithOrigin:
             return
         origin = self._read(Headers(scope=scope))
         _origin.set(origin)  # for this request's task, and those that it starts
+        names = [b"x-request-id", b"request-id"] if is_of_anthropic(scope["path"]) else [b"x-request-id"]
+        said = [(name, origin.request_id.encode()) for name in names]
         status = 0
         run_id = ""
 
@@ -49,7 +58,7 @@ class WithOrigin:
                 status = message["status"]
                 headers = list(message.get("headers", ()))
                 run_id = next((value.decode() for name, value in headers if name == b"x-run-id"), "")
-                message = {**message, "headers": [*headers, (b"x-request-id", origin.request_id.encode())]}
+                message = {**message, "headers": [*headers, *said]}
             await send(message)
 
         try:

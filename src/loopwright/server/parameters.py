@@ -6,7 +6,8 @@ The one table of this: requests are read by it, docs/openai.md is written from i
 from collections.abc import Mapping
 
 HONOURED: Mapping[str, str] = {
-    "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of text",
+    "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of "
+    "text. A `name` is for programs: no template shows it to a model",
     "prompt": "a text, token ids, or a list of either; ids run as they are, a text begins as a context begins",
     "model": "a model of /v1/models, or `program:NAME` for a deployed program",
     "stream": "server-sent events; what is ready together comes as one chunk",
@@ -27,7 +28,8 @@ HONOURED: Mapping[str, str] = {
     "top_logprobs": "up to 20, with `logprobs`",
     "response_format": "`text`, `json_object` or `json_schema`; a schema is enforced, strict or not, or refused with a "
     "JSON pointer: docs/grammars.md",
-    "echo": "the prompt comes before the answer, with its log-probabilities if `logprobs` is there",
+    "echo": "the prompt comes before the answer, with its log-probabilities if `logprobs` is there; with `max_tokens` "
+    "1, a token that is the model's end has one too, as harnesses expect that score prompts so",
     "tools": "functions that the model may call, up to 256; its calls are held to their names, and to their schemas",
     "tool_choice": "`none`, `auto`, `required` (a turn is calls alone, at least one), a function, or `allowed_tools`",
     "parallel_tool_calls": "false ends the turn with its first call",

@@ -10,17 +10,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loopwright.core.errors import BadRequest, LoopwrightError, NotFound, Unavailable, from_info
-from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import Runs, RunSpec
+from loopwright.core.errors import BadRequest, LoopwrightError, Unavailable
 from loopwright.server.body import read_body
 from loopwright.server.chat_request import ChatBody, MessageBody, chat_spec, prompt_arguments, read_chat
-from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
+from loopwright.server.generating import Generating
 from loopwright.server.generation import TokenId
-from loopwright.server.live_run import read_to_end, started_run
 from loopwright.server.openapi import takes
-from loopwright.server.renaming import renamed
 from loopwright.server.tool_request import ToolBody
 
 
@@ -64,8 +60,8 @@ class Rendered(msgspec.Struct, frozen=True):
 class TextRoutes:
     """What a client asks who does its own counting."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, generating: Generating) -> None:
+        self._generating = generating
 
     @takes(TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
@@ -73,7 +69,7 @@ class TextRoutes:
         body = await read_body(request, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("prompt: send either prompt or messages", field="prompt")
-        model = self._model(body.model)
+        model = self._generating.model(body.model)
         arguments: dict[str, Any] = {"with_strings": body.return_token_strs is True}
         if body.messages is not None:
             if body.add_special_tokens is not None:
@@ -85,7 +81,7 @@ class TextRoutes:
             if body.add_generation_prompt is not None:
                 raise BadRequest("add_generation_prompt: only with messages", field="add_generation_prompt")
             arguments |= {"text": body.prompt, "starts_context": body.add_special_tokens is not False}
-        found = await self._run(request, "tokenize", model, arguments)
+        found = await self._generating.result(request, "tokenize", model, arguments)
         tokens, strings = found["tokens"], found["strings"]
         return json_response(Tokenized(len(tokens), model.max_context, tuple(tokens), strings and tuple(strings)))
 
@@ -93,16 +89,18 @@ class TextRoutes:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of tokens."""
         body = await read_body(request, DetokenizeBody)
-        found = await self._run(request, "detokenize", self._model(body.model), {"tokens": body.tokens})
+        found = await self._generating.result(
+            request, "detokenize", self._generating.model(body.model), {"tokens": body.tokens}
+        )
         return json_response(Detokenized(found["text"]))
 
     @takes(ChatBody, answer=Rendered)
     async def render(self, request: Request) -> Response:
         """POST /v1/chat/completions/render: the tokens that a chat completion would run as its prompt."""
         chat = read_chat(await read_body(request, ChatBody))
-        model = self._model(chat.body.model)
+        model = self._generating.model(chat.body.model)
         arguments = {**prompt_arguments(chat_spec(chat, model)), "with_text": True}
-        found = await self._run(request, "tokenize", model, arguments)
+        found = await self._generating.result(request, "tokenize", model, arguments)
         tokens = found["tokens"]
         if (num_kept := chat.body.truncate_prompt_tokens) is not None:
             tokens = tokens[-num_kept:]
@@ -111,35 +109,16 @@ class TextRoutes:
     @takes(answer={"type": "object", "required": ["status"]})
     async def health(self, request: Request) -> Response:
         """GET /health: asks the control layer, so that a server whose model process died does not pass for well."""
-        await self._runs.stats()
+        await self._generating.runs.stats()
         return json_response({"status": "ok"})
 
     @takes(answer={"type": "object", "required": ["status", "models"]})
     async def ready(self, request: Request) -> Response:
         """GET /ready: whether a request would be served now. Runs one for each model, of the smallest kind."""
-        names = [model.name for model in self._runs.models()]
+        names = [model.name for model in self._generating.runs.models()]
         try:
             for name in names:
-                await self._run(request, "tokenize", self._model(name), {"text": ""})
+                await self._generating.result(request, "tokenize", self._generating.model(name), {"text": ""})
         except LoopwrightError as error:
             raise Unavailable(f"the server is not ready: {error.message}", hint=error.hint) from None
         return json_response({"status": "ready", "models": names})
-
-    def _model(self, name: str | None) -> ModelInfo:
-        for model in self._runs.models():
-            if name is None or model.name == name:
-                return model
-        raise NotFound(f"the model {name!r} does not exist", hint="GET /v1/models lists those that do", field="model")
-
-    async def _run(self, request: Request, program: str, model: ModelInfo, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
-        """The result of a built-in program. Raises what ended it."""
-        spec = RunSpec(program=program, arguments=arguments, sandbox="native", model=model.name)
-
-        async def result() -> Any:  # noqa: ANN401 (JSON)
-            async with started_run(self._runs, spec) as run:
-                _, finished = await read_to_end(run)
-            if finished.error is not None:
-                raise renamed(from_info(finished.error), {"text": "prompt"})
-            return finished.result
-
-        return await unless_disconnected(request.receive, result())

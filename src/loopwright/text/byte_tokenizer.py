@@ -1,5 +1,7 @@
 """The byte model's tokenizer, made in code. Never read from a file. Called through `load_tokenizer`."""
 
+from dataclasses import replace
+
 from loopwright.text import byte_level
 from loopwright.text.gguf_tokenizer import byte_level_bpe
 from loopwright.text.pre_tokenizers import Cut
@@ -20,3 +22,11 @@ def byte_tokenizer(chat_template: str = "") -> Tokenizer:
         add_bos=True,
         chat_template=chat_template,
     )
+
+
+def made_up_tokenizer(vocab_size: int) -> Tokenizer:
+    """For a model of random weights: the byte tokenizer, whose further ids up to `vocab_size` are words like ` w1234`
+    that no text becomes."""
+    plain = byte_tokenizer()
+    words = (f" w{token_id}".encode() for token_id in range(plain.vocab_size, vocab_size))
+    return replace(plain, token_bytes=(*plain.token_bytes, *words))

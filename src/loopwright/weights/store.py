@@ -34,6 +34,9 @@ SMOLLM2 = WheelModel(
 DEFAULT = "default"
 """Another name of the first model of the catalog."""
 
+DUMMY = "dummy:"
+"""What the name of a model without files begins with; its sizes' name follows."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
 
 
@@ -49,6 +52,7 @@ class ModelFiles:
     sha256: str
     description: str
     layers: tuple[int, ...] = ()  # these alone; () is all
+    shape: str = ""  # of a model without files, whose weights are random
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,13 @@ class ModelStore:
         """The files of a model: a name of the catalog (any case) or "default", a GGUF file, a folder, or "owner/name"
         of the Hub, tried in this order; fetched first when the store lacks it. A fetched file is hashed once, then
         only its size is checked. With ":layers=0-9,20-29" behind it, the model has those of its layers alone.
+        "dummy:" and the name of a shape is a model without files.
 
         Raises NotFound for what is none of these, BadRequest for a file or folder that is no whole model, and
         Unavailable when fetching fails, after which nothing is left behind."""
+        if name_or_path.startswith(DUMMY):
+            shape = name_or_path.removeprefix(DUMMY)
+            return ModelFiles(name_or_path, Path(), "", "", f"random weights at the sizes of {shape}", shape=shape)
         whole, part, layers = split_layers(name_or_path)
         path = os.path.expanduser(whole)
         is_path = self._catalog_entry(whole) is None and os.path.exists(path)

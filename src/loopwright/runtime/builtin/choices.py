@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from loopwright.runtime.builtin.thinking import Thought, think_and_answer
+from loopwright.runtime.builtin.thinking import Limits, Thought, think_and_answer
 from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Tool, Turn, emit, resources
 from loopwright.sdk.sampling import context_seed
 
@@ -38,6 +38,7 @@ class Options:
     prompt_logprobs: int | None = None  # so many of the most probable tokens of each place
     truncate_prompt_tokens: int | None = None  # keep the last ones
     reasoning: tuple[str, str] | None = None  # the tags around what the model thinks before it answers
+    max_thought_tokens: int | None = None  # of what it thinks; None is as many as fit, 0 is no thoughts
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -167,7 +168,8 @@ async def _go_on(ctx: Context, way: int, candidate: int, options: Options) -> Th
     def generate(ctx: Context, shown: Show | bool, **instead: Any) -> Awaitable[Turn]:  # noqa: ANN401 (options)
         return _generate(ctx, way, shown, options, **instead)
 
-    return await think_and_answer(ctx, options.reasoning, generate, shown, options.max_tokens)
+    limits = Limits(options.max_tokens, options.max_thought_tokens)
+    return await think_and_answer(ctx, options.reasoning, generate, shown, limits)
 
 
 async def _generate(ctx: Context, way: int, shown: Show | bool, options: Options, **instead: Any) -> Turn:  # noqa: ANN401 (options)

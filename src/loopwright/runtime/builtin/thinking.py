@@ -28,6 +28,18 @@ class Generate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How many tokens thoughts and answer may have together, and how many the thoughts; None is as many as fit."""
+
+    num_tokens: int | None = None
+    num_thoughts: int | None = None
+
+    def less(self, num_used: int) -> "Limits":
+        """What is left of them after so many thoughts."""
+        return Limits(_less(self.num_tokens, num_used), _less(self.num_thoughts, num_used))
+
+
+@dataclass(frozen=True, slots=True)
 class Thought:
     """Turns of one way to go on, in order; the last one is the answer, or where the thoughts were cut."""
 
@@ -36,15 +48,19 @@ class Thought:
 
 
 async def think_and_answer(
-    ctx: Context, tags: tuple[str, str], generate: Generate, shown: Show, max_tokens: int | None
+    ctx: Context, tags: tuple[str, str], generate: Generate, shown: Show, limits: Limits
 ) -> Thought:
     """`ctx` ends where the model's turn begins, and has run. The thoughts are shown under the same index."""
     before, after = tags
+    max_tokens = limits.num_tokens
     tail = (await resources.detokenize(ctx.tokens[-MAX_TAIL_TOKENS:]))["text"].rstrip()
     probes: tuple[Turn, ...] = ()
+    if tail.endswith(after):
+        return Thought((await generate(ctx, shown),))
+    if limits.num_thoughts == 0:
+        ctx.append(f"\n{after}\n\n" if tail.endswith(before) else f"{before}\n\n{after}\n\n")
+        return Thought((await generate(ctx, shown),))
     if not tail.endswith(before):
-        if tail.endswith(after):
-            return Thought((await generate(ctx, shown),))
         probe = await _probe(ctx, before, generate, max_tokens)
         probes, is_over = (probe,), max_tokens is not None and len(probe.tokens) >= max_tokens
         if probe.stop != before or probe.text.strip():
@@ -53,17 +69,26 @@ async def think_and_answer(
         if is_over:
             return Thought((_cut(probe),), len(probe.tokens))
         ctx.append(before)
-    left = None if max_tokens is None else max_tokens - sum(len(turn.tokens) for turn in probes)
+    limits = Limits(_less(max_tokens, sum(len(turn.tokens) for turn in probes)), limits.num_thoughts)
+    return await _think(ctx, after, generate, shown, limits, probes)
+
+
+async def _think(
+    ctx: Context, after: str, generate: Generate, shown: Show, limits: Limits, probes: tuple[Turn, ...]
+) -> Thought:
+    """`ctx` ends inside the tags."""
     apart = Show(shown.index, tokens=shown.tokens, channel="reasoning")
-    thoughts = await generate(ctx, apart, stop=[after], **FREE, max_tokens=left)
+    room = [one for one in (limits.num_tokens, limits.num_thoughts) if one is not None]
+    thoughts = await generate(ctx, apart, stop=[after], **FREE, max_tokens=min(room, default=None))
     num_tokens = sum(len(turn.tokens) for turn in (*probes, thoughts))
-    left = None if left is None else left - len(thoughts.tokens)
-    if thoughts.stop != after:
+    left = limits.less(len(thoughts.tokens))
+    is_enough = thoughts.reason == "length" and left.num_thoughts == 0
+    if thoughts.stop != after and not is_enough:
         return Thought((*probes, thoughts), num_tokens)
-    if left is not None and left < 1:
+    if left.num_tokens is not None and left.num_tokens < 1:
         return Thought((*probes, _cut(thoughts)), num_tokens)
-    ctx.append(f"{after}\n\n")
-    return Thought((*probes, thoughts, await generate(ctx, shown, max_tokens=left)), num_tokens)
+    ctx.append(f"\n{after}\n\n" if is_enough else f"{after}\n\n")
+    return Thought((*probes, thoughts, await generate(ctx, shown, max_tokens=left.num_tokens)), num_tokens)
 
 
 async def _probe(ctx: Context, before: str, generate: Generate, max_tokens: int | None) -> Turn:
@@ -76,3 +101,7 @@ async def _probe(ctx: Context, before: str, generate: Generate, max_tokens: int 
 def _cut(turn: Turn) -> Turn:
     """One that stopped where it was meant to, with nothing left to go on with."""
     return replace(turn, reason="length", stop=None)
+
+
+def _less(limit: int | None, num_used: int) -> int | None:
+    return None if limit is None else limit - num_used

@@ -22,9 +22,9 @@ class InstancePool:
     It begins with `min_parked` and has twice as many each time that a run finds none: an instance is 15 MB of mapped
     snapshot, which counts as resident though all of them share it.
 
-    `make` instantiates; `warm` has an instance write the pages that every program writes, which is most of what a
-    launch costs. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this one
-    has nothing else to do, so that in a burst the two share the work."""
+    `make` instantiates; `warm` has an instance write the pages that most programs write, which is most of what their
+    first calls cost. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this
+    one has nothing else to do, so that in a burst the two share the work."""
 
     def __init__(
         self,
@@ -67,6 +67,11 @@ class InstancePool:
     def num_parked(self) -> int:
         """Instances that wait for a run."""
         return len(self._parked) + len(self._warmed) + self._num_warming
+
+    @property
+    def num_warmed(self) -> int:
+        """Of these, those that are warm."""
+        return len(self._warmed)
 
     def check_integrity(self) -> None:
         """No more instances wait or are being made than may be."""
@@ -116,5 +121,8 @@ class InstancePool:
         self._num_warming = 1
         try:
             self._warmed.append(self._warm(instance))
+        except Exception:  # noqa: BLE001 (as in `_serve`; nobody runs in an instance of which that is known)
+            _log.exception("an instance could not be warmed")
+            instance.close()
         finally:
             self._num_warming = 0

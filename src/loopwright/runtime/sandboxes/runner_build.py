@@ -109,7 +109,8 @@ def _build(scratch: Path, output: Path) -> None:
     app = scratch / "app"
     shutil.copytree(_SDK, app / "loopwright" / "sdk", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(_SDK.parent / "__init__.py", app / "loopwright")
-    shutil.copy(_GUEST / "runner.py", app)
+    for source in _GUEST.glob("*.py"):
+        shutil.copy(source, app)
     empty = scratch / "empty"
     empty.mkdir()
     done = subprocess.run(

@@ -4,7 +4,6 @@ Never interprets a call; it moves strings between asyncio and the host. Built by
 imports it.
 """
 
-import array
 import asyncio
 import asyncio.base_events
 import asyncio.events
@@ -26,6 +25,8 @@ import warnings
 from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias
 
+import rehearsal
+import snapshot
 import wit_world
 from componentize_py_types import Err
 from wit_world.imports import host as real_host
@@ -48,8 +49,13 @@ Warned: TypeAlias = list[tuple[str, str, int]]
 
 MAX_KEPT_DEPTH = 64  # of functions in functions: marshal's stack ends between 700 and 850, the compiler's behind that
 
+NUM_REHEARSALS = 64  # the interpreter specialises what it has executed a few times
+
 MAX_TURNS_WITHOUT_HOST = 16  # a program that only ever does `await sleep(0)` still hears from its host
 
+
+REHEARSAL = "rehearsal"
+"""Instead of a form, from the host alone: no program, but what prepares an instance for one."""
 
 FORMS = {"program": (load_main, compile_source), "snippet": (load_snippet, compile_snippet)}
 """What a source can be: how it is loaded, and compiled."""
@@ -261,6 +267,9 @@ class WitWorld(wit_world.WitWorld):
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
 
     def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
+        if form == REHEARSAL:
+            PLAYER.play(rehearsal.TYPICAL, 1, real_host)
+            return ""
         run = Run(real_host, can_wait=True)
         try:
             return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
@@ -301,108 +310,30 @@ def import_if_possible(name: str) -> bool:
     return name in sys.modules
 
 
-class SilentHost:
-    """The host of the program that runs while the runner is built: one answer to every call, at once."""
-
-    num_calls = 0
-    kept = ""
-
-    def submit(self, op: str) -> int:
-        self.num_calls += 1
-        return self.num_calls
-
-    def wait(self, timeout_ms: int) -> str:
-        return json.dumps([[self.num_calls, "ok", None]])
-
-    def log(self, stream: str, line: str) -> None:
-        pass
-
-    def keep(self, code: str) -> None:
-        self.kept = code
+def execute(host: Host, source: str, arguments: str, code: str) -> None:
+    """One run of a rehearsal."""
+    run = Run(host, can_wait=True)
+    run.loop.run_until_complete(run.execute("program", source, "rehearsal.py", arguments, code))
 
 
-def warm_up() -> None:
-    """Runs a program often enough for the interpreter to specialise the code that every program goes through: an
-    instance then finds it so in the snapshot, and copies a tenth fewer pages."""
-    for _ in range(32):
-        host = SilentHost()
-        for _ in range(2):  # compiled, and from what was kept
-            run = Run(host, can_wait=True)
-            run.loop.run_until_complete(run.execute("program", WARM_UP, "warm_up.py", "{}", host.kept))
+PLAYER = rehearsal.Player(execute)
 
 
-WARM_UP = """
-import asyncio
-from loopwright.sdk.port import current_port
-
-async def main():
-    await current_port().issue({"op": "nothing"})
-    async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.sleep(0))
-    print("warm")
-"""
-
-
-def addresses_of(objects: list[object]) -> array.array[int]:
-    """Where each object lies that a program will find, as `immortal` on the host's side expects it.
-
-    The objects must live as long as the snapshot: what lay where one was freed would be written over."""
-    addresses = array.array("I", [0x4C6F6F70, 0x77726967, 0x68743A29, 0, 0, id(array.array), 0])
-    addresses.extend(id(one) for one in objects if sys.getrefcount(one) < 1 << 20)
-    addresses[3], addresses[6] = addresses.buffer_info()
-    addresses[4] = id(addresses)
-    return addresses
-
-
-def everything() -> list[object]:
-    """What the collector knows, what those objects refer to, and what code objects hold."""
-    every: list[object] = []
-    seen = bytearray(1 << 21)  # a bit for every 8 bytes of 128 MiB: a set would leave the snapshot 10 MB larger
-    found: list[object] = [*gc.get_objects(), sys.modules]
-    while found:
-        new = [one for one in found if is_new(id(one) >> 3, seen)]
-        every += new
-        found = gc.get_referents(*new)
-        for code in [one for one in new if isinstance(one, types.CodeType)]:
-            found += (code.co_consts, code.co_names, code.co_code, code.co_linetable, code.co_exceptiontable)
-            found += (code.co_filename, code.co_name, code.co_qualname)
-    return every
-
-
-def is_new(number: int, seen: bytearray) -> bool:
-    """Whether the bit of this number was clear; it is set now."""
-    place, bit = number >> 3, 1 << (number & 7)
-    if seen[place] & bit:
-        return False
-    seen[place] |= bit
-    return True
-
-
-def fill_holes() -> list[bytes]:
-    """Takes the free blocks that imports left between what they keep. A program then allocates from a few whole pages
-    of its own, and not from holes all over the heap, each in a page that it would have to copy first."""
-    filling: list[bytes] = [b""] * 500_000  # one that grew would leave holes
-    num_filled = 0
-    end = id(bytes(1 << 20))
-    chunk_overhead = sys.getsizeof(b"") + 4
-    sizes = [1 << power for power in range(19, 10, -1)] + list(range(1024, 16, -16))
-    for size in sizes:
-        while True:
-            block = bytes(size - chunk_overhead)
-            filling[num_filled] = block
-            num_filled += 1
-            if id(block) >= end:
-                break
-    del filling[num_filled:]
-    return filling
+def rehearse(num_times: int) -> None:
+    """In the order that leaves the latest traces by what most programs do."""
+    PLAYER.play(rehearsal.BROAD, num_times)
+    PLAYER.play(rehearsal.TYPICAL, num_times)
 
 
 with warnings.catch_warnings(action="ignore"):
     import_standard_library()
 importlib.import_module("loopwright")
-warm_up()
+EXECUTED = snapshot.executed_by(functools.partial(rehearse, 4))
+FILLING = snapshot.fill_holes()
+SCATTERED = snapshot.gather(EXECUTED)
+rehearse(NUM_REHEARSALS)
 gc.collect()
-EVERYTHING = everything()
-ADDRESSES = addresses_of(EVERYTHING)
-FILLING = fill_holes()
+EVERYTHING = snapshot.everything()
+ADDRESSES = snapshot.addresses_of(EVERYTHING)
+MORE_FILLING = snapshot.fill_holes()
 gc.freeze()  # what every instance shares is never looked at by its collector, so its pages stay shared

@@ -1,0 +1,152 @@
+"""A loaded model on a device: its weights, and the layers between the operations. Never samples and never stores KV
+itself.
+
+Implements what the model runner asks of a model; rows of one token come from the decode steps, with their tables on the
+device. `misfit` says which models it cannot run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from loopwright.engine.attention import AttentionRow
+from loopwright.engine.cuda.attention import PagedAttention, new_places
+from loopwright.engine.cuda.buffers import DecodeBuffers
+from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.cuda.operations import Operations, Rotation
+from loopwright.engine.layers import rms_norm
+from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+
+_FITTING = ("llama", "mistral", "qwen2", "qwen3")
+
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, query [num_tokens, num_heads, head_dim]) → [num_tokens, num_heads · head_dim]."""
+
+
+def misfit(config: ModelConfig) -> str | None:
+    """Why a model of these sizes cannot run on a device; None if it can."""
+    if config.architecture not in _FITTING:
+        return f"the architecture {config.architecture!r} runs on the CPU alone; on CUDA are {', '.join(_FITTING)}"
+    if config.score_scale is not None and config.score_scale != config.head_dim**-0.5:
+        return f"scores are multiplied with {config.score_scale:g}, not with head_dim ** -0.5"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class DeviceDecoder:
+    """Weights in `dtype` on the cache's device; the residual stream and logits in float32."""
+
+    def __init__(
+        self, model: LoadedModel, cache: DeviceKvCache, attention: PagedAttention, operations: Operations,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert misfit(model.config) is None, misfit(model.config)
+        self._config, self._attention, self._operations = model.config, attention, operations
+        self.cache, self.device = cache, cache.device
+
+        def placed(name: str) -> Tensor:
+            return model.weights[name].to(cache.device, dtype).contiguous()
+
+        def layer(index: int) -> _Layer:
+            prefix = f"layers.{index}."
+            names = {"output": "attention_output", "output_bias": "attention_output_bias"}
+            found = {field: prefix + names.get(field, field) for field in _Layer.__slots__}
+            return _Layer(**{field: placed(name) if name in model.weights else None for field, name in found.items()})  # type: ignore[arg-type]
+
+        self.embedding = placed("embedding")
+        self._head = self.embedding if model.config.is_head_tied else placed("head")
+        self._final_norm = placed("final_norm")
+        self._layers = [layer(index) for index in range(model.config.num_layers)]
+        ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
+        self.ropes: tuple[Rope, ...] = tuple(ropes[one] for one in model.ropes)
+
+    @property
+    def step_weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        matrices = [
+            one for layer in self._layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]  # fmt: skip
+        return sum(one.nbytes for one in (*matrices, self._head))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] → float32 [num_tokens, hidden_size]."""
+        return torch.nn.functional.embedding(token_ids.to(self.cache.device), self.embedding).float()
+
+    def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
+        """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
+        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        self.cache.positions[places] = positions.int()
+        planned = self._attention.plan(rows, positions)
+        self._run_layers(hidden, self._rotations(positions), places, planned.attend)
+        return hidden
+
+    def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
+        """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
+        hidden, places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
+        table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
+        rotations = self._rotations(buffers.positions[:num_rows])
+        normalized = self._run_layers(
+            hidden,
+            rotations,
+            places,
+            lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
+        )
+        return self._project(normalized)
+
+    def normalize(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self._final_norm.float(), self._config.norm_epsilon)
+
+    def logits(self, normalized: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
+        return self._project(normalized.to(self._head.dtype))
+
+    def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
+        return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
+
+    def _run_layers(self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend) -> Tensor:
+        """Adds what all layers give to the residual stream, and returns its final norm."""
+        operations, epsilon, head_dim = self._operations, self._config.norm_epsilon, self._config.head_dim
+        num_tokens = len(residual)
+        added: Tensor | None = None
+        for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
+            normalized = operations.add_norm(added, residual, layer.attention_norm, epsilon)
+            qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
+            if layer.query_norm is not None:
+                qkv = self._norm_heads(qkv, layer)
+            query = operations.rotate_and_store(
+                qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
+            )
+            added = operations.project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
+            added = operations.project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
+        return operations.add_norm(added, residual, self._final_norm, epsilon)
+
+    def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
+        num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
+        query, key, value = qkv.float().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        query = rms_norm(query, layer.query_norm.float(), self._config.norm_epsilon)
+        key = rms_norm(key, layer.key_norm.float(), self._config.norm_epsilon)
+        return torch.cat([query, key, value.float()], dim=1).to(qkv.dtype)
+
+    def _project(self, normalized: Tensor) -> Tensor:
+        if normalized.dtype == torch.float32 or not normalized.is_cuda:
+            return linear(normalized, self._head).float()
+        return torch.mm(normalized, self._head.T, out_dtype=torch.float32)

@@ -1,0 +1,61 @@
+"""Models of known sizes with random weights, made on the device: for measuring speed where there are no files.
+
+Never good at anything. Their tokenizer is made in compose.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loopwright.core.errors import BadRequest
+from loopwright.engine.layers import make_ropes
+from loopwright.engine.loaded_model import LoadedModel, ModelConfig, RopeScaling
+from loopwright.engine.models import find_architecture
+
+_LLAMA_1B = ModelConfig(
+    architecture="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
+    num_kv_heads=8, head_dim=64, max_context=131072, norm_epsilon=1e-5, rope_theta=500000.0,
+    rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 8192), is_head_tied=True,
+)  # fmt: skip
+
+SHAPES: Mapping[str, ModelConfig] = {
+    "llama-1b": _LLAMA_1B,
+    "llama-3b": dataclasses.replace(_LLAMA_1B, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128),
+    "llama-8b": dataclasses.replace(
+        _LLAMA_1B, hidden_size=4096, intermediate_size=14336, num_layers=32, head_dim=128, is_head_tied=False,
+        rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
+    ),
+    "tiny": dataclasses.replace(
+        _LLAMA_1B, vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=16, max_context=4096,
+    ),
+}  # fmt: skip
+"""Sizes of Llama 3.2 1B and 3B and of Llama 3.1 8B, as their releases' config.json have them, and one for trying."""
+
+
+def shape_config(name: str) -> ModelConfig:
+    """Raises BadRequest, which names the known ones."""
+    if name not in SHAPES:
+        raise BadRequest(f"there is no shape {name!r}; known are {', '.join(SHAPES)}", field="engine.shape")
+    return SHAPES[name]
+
+
+def dummy_model(
+    config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype | None = None, seed: int = 0
+) -> LoadedModel:
+    """Random weights, the same for the same seed on the same kind of device: on the GPU in bfloat16, or on the CPU in
+    float32 where there is none."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.zeros(shape, dtype=dtype, device=device) + (0 if name.endswith("_bias") else 1)
+        spread = 1 / float(shape[1]) ** 0.5
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(spread)
+
+    specs = find_architecture(config.architecture).weights(config)
+    return LoadedModel(config, {one.name: weight(one.name, one.shape) for one in specs}, make_ropes(config), "dummy")

@@ -1,0 +1,78 @@
+"""The executor over a model on a device. Never decides what runs.
+
+Made by compose through engine.executor, driven by control.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import torch
+
+from loopwright.core.batch import Batch, StepResult
+from loopwright.core.executor import EngineShape
+from loopwright.core.model_info import Exactness, WeightDtype
+from loopwright.engine.cuda.choice import DeviceChoice
+from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.cuda.parts import DeviceParts
+from loopwright.engine.cuda.pipeline import Pipeline
+from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.steps import Report
+from loopwright.engine.loaded_model import LoadedModel
+
+
+class DeviceExecutor:
+    """Implements core.executor.Executor; what it is made of is `choice`."""
+
+    dtype: WeightDtype
+    exactness: Exactness = "fast"
+
+    def __init__(
+        self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
+        max_tokens: int, report: Report,
+    ) -> None:  # fmt: skip
+        """`num_blocks` 0 is as many as fit; `max_rows` of one token and `max_tokens` are the most in a step. Raises
+        Unavailable, with the numbers, for what does not fit."""
+        num_blocks = room_for(model, choice, num_blocks, max_rows, max_tokens)
+        with torch.inference_mode():
+            parts = DeviceParts.make(
+                model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
+                has_kernels=choice.has_kernels,
+            )  # fmt: skip
+            runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
+            runner.capture(report)
+        self.config = model.config
+        self.quantization = model.quantization
+        self.dtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
+        self.computed_by = choice.reason
+        self.step_weight_bytes = runner.step_weight_bytes
+        self.kv_token_bytes = runner.kv_token_bytes
+        self.traits = runner.traits
+        self._shape = runner.shape
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with torch.inference_mode():
+                yield
+
+        self._pipeline = Pipeline("loopwright-engine", runner.launch, scope)
+
+    @property
+    def shape(self) -> EngineShape:
+        return self._shape
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        return self._pipeline.submit(batch)
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+
+def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> int:
+    """Blocks of KV. On the CPU nothing is counted: what was asked for, or 2048."""
+    if choice.device.type != "cuda":
+        return wanted or 2048
+    free, _ = torch.cuda.mem_get_info(choice.device)
+    placed = sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+    plan = MemoryPlan.of(model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free + placed)
+    return plan.num_blocks(wanted)

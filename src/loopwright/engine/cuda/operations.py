@@ -1,0 +1,147 @@
+"""What the decoder does between its matrix products, as a protocol, and in torch: the reference of the kernels.
+
+Never holds weights. The decoder calls it; `kernels` has the same in Triton, each operation one launch.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
+from loopwright.engine.kv_cache import BLOCK_SIZE
+from loopwright.engine.loaded_model import Rope
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of each token's pairs, magnitude applied: float32 [num_tokens, head_dim / 2] each."""
+
+
+class Operations(Protocol):
+    """All tensors are contiguous and on one device. The residual stream is float32, all else has the weights' dtype."""
+
+    can_be_captured: bool  # the launches are the same whatever lengths and ids are
+
+    def rotation(self, positions: Tensor, rope: Rope) -> Rotation: ...
+
+    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """residual += added, in place; then its root-mean-square norm, in the weight's dtype: [num_tokens, size]."""
+        ...
+
+    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
+        """Rotates queries and keys of [num_tokens, heads, head_dim], writes keys and values to `places` of a layer's
+        cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries [num_tokens, num_heads, head_dim].
+
+        Cached values are finite: a head whose values are not gets zeros and keys of NaN, so that whoever sees it fails
+        and whoever has it hidden adds nothing."""
+        ...
+
+    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[num_tokens, size], [outputs, size] → [num_tokens, outputs]."""
+        ...
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
+        ...
+
+    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+        """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+        ...
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        """Attention of rows of one token: query [num_rows, num_heads, head_dim], a layer's cache, table [num_rows,
+        max_blocks], lens [num_rows] with the new token → [num_rows, num_heads · head_dim]. Not for a window."""
+        ...
+
+    def begin(
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [num_rows, hidden_size] and the places of the rows' tokens [num_rows]; notes their
+        positions in `positions` [places] and their lengths in the buffers."""
+        ...
+
+    def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
+        """Writes the likeliest ids of float32 logits [num_rows, vocab_size] (the lowest on a tie) and their
+        log-probabilities to the outputs, and makes them the inputs of the next step."""
+        ...
+
+    def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
+        """Makes the outputs the inputs of the next step, one position on."""
+        ...
+
+
+class TorchOperations:
+    """Implements Operations, on any device."""
+
+    can_be_captured = False
+
+    def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
+        angles = positions.float()[:, None] * rope.frequencies
+        return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+
+    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        if added is not None:
+            residual.add_(added)
+        return torch.rms_norm(residual, weight.shape, weight.float(), epsilon).to(weight.dtype)
+
+    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
+        num_kv_heads = kv.shape[3]
+        query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        block, offset = (places // BLOCK_SIZE).long(), (places % BLOCK_SIZE).long()
+        is_bad = ~value.isfinite().all(-1, keepdim=True)
+        kv[block, 0, offset] = _rotated(key, rotation).masked_fill(is_bad, torch.nan).to(kv.dtype)
+        kv[block, 1, offset] = value.masked_fill(is_bad, 0.0).to(kv.dtype)
+        return _rotated(query, rotation).to(qkv.dtype)
+
+    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(vectors, weight, bias)
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        return linear(vectors, weight, bias)
+
+    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+        gate, up = linear(vectors, gate_up).float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(vectors.dtype)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
+        num_rows, num_heads, head_dim = query.shape
+        gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
+        key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
+        is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
+        # What lies behind the end may be anything, and 0 · NaN is NaN.
+        key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
+        grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
+        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
+        return attended.reshape(num_rows, num_heads * head_dim)
+
+    def begin(
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kv_lens = buffers.kv_lens[:num_rows]
+        places = places_of(buffers.table[:num_rows], kv_lens)
+        buffers.lens[:num_rows] = kv_lens + 1
+        positions[places.long()] = buffers.positions[:num_rows]
+        return torch.nn.functional.embedding(buffers.ids[:num_rows].long(), embedding).float(), places
+
+    def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
+        best = logits.argmax(-1)
+        logprobs = logits.gather(1, best[:, None])[:, 0] - logits.logsumexp(-1)
+        buffers.outputs[0, :num_rows] = best.int()
+        buffers.outputs[1, :num_rows] = logprobs.clamp(max=0.0).view(torch.int32)
+        buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int() | buffers.failed[:num_rows]
+        self.advance(buffers, num_rows)
+
+    def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
+        growth = buffers.advance[:num_rows]
+        buffers.ids[:num_rows] = buffers.outputs[0, :num_rows]
+        buffers.failed[:num_rows] = buffers.outputs[2, :num_rows]
+        buffers.positions[:num_rows] += growth
+        buffers.kv_lens[:num_rows] += growth
+
+
+def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Turns each pair (2i, 2i + 1) of [num_tokens, num_heads, head_dim]; float32."""
+    cos, sin = (one[:, None] for one in rotation)
+    even, odd = heads.float()[..., 0::2], heads.float()[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)

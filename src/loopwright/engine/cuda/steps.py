@@ -1,0 +1,140 @@
+"""Rows of one token, step after step: sends what changed, runs the model as a captured graph, samples on the device.
+
+Never decides who is in a step and never waits for the device. Used by the runner.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loopwright.core.batch import DecodeRows, ForwardRow
+from loopwright.engine.cuda.buffers import DecodeBuffers
+from loopwright.engine.cuda.decoder import DeviceDecoder
+from loopwright.engine.cuda.operations import Operations
+from loopwright.engine.cuda.tables import Changes, RowTables
+
+Report = Callable[[str, float | None], None]
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+
+
+def bucket_sizes(max_rows: int) -> list[int]:
+    """The batches that are captured: up to `max_rows`, which is one of them."""
+    sizes = [size for size in _SIZES if size < max_rows]
+    while sizes and sizes[-1] + 64 < max_rows and sizes[-1] >= _SIZES[-1]:
+        sizes.append(sizes[-1] + 64)
+    return [*sizes, max_rows]
+
+
+class DecodeSteps:
+    """The buffers of up to `max_rows` rows, and a graph for each size of batch."""
+
+    def __init__(self, decoder: DeviceDecoder, operations: Operations, *, max_rows: int, max_blocks: int) -> None:
+        self._decoder, self._operations = decoder, operations
+        self._device = decoder.device
+        self._sizes = bucket_sizes(max_rows)
+        scratch = decoder.cache.scratch_block
+        self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
+        self.tables = RowTables(max_rows, max_blocks, scratch)
+        self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
+        self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
+
+    @property
+    def max_rows(self) -> int:
+        return self._sizes[-1]
+
+    def capture(self, report: Report) -> None:
+        """Captures a graph for each size of batch, the largest first: the others fit into its memory."""
+        if not (self._device.type == "cuda" and self._operations.can_be_captured):
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for place, size in enumerate(reversed(self._sizes)):
+            report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
+            self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
+            self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
+        torch.cuda.synchronize()
+
+    def forward(
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool
+    ) -> Tensor:
+        """Runs the model for the rows, the decode rows first: float32 logits [num_rows, vocab_size], good until the
+        next step. `before` [2, rows of the batch before] are the ids that it sampled, and 1 for the rows that failed;
+        None if it failed.
+
+        With `is_greedy` the likeliest tokens are in the outputs of the buffers. Else the outputs are to be written
+        next, and made the inputs of the step after. `tables.sampled` is to be told either way."""
+        num_rows = len(decodes) + len(singles)
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        self._send(self.tables.place(decodes, singles, size), size, before)
+        captured = (self._greedy if is_greedy else self._graphs).get(size)
+        if captured is not None:
+            logits = captured.replay()
+        else:
+            logits = self._decode_greedily(size) if is_greedy else self._decoder.decode(self.buffers, size)
+        self.tables.ran()
+        return logits[:num_rows]
+
+    def _decode_greedily(self, size: int) -> Tensor:
+        logits = self._decoder.decode(self.buffers, size)
+        self._operations.end_greedy(self.buffers, size, logits)
+        return logits
+
+    def _send(self, changes: Changes, size: int, before: Tensor | None) -> None:
+        buffers = self.buffers
+        if changes.inputs is not None:
+            buffers.inputs[:, :size] = self.to_device(changes.inputs)
+        if changes.sources is not None:
+            self._take_from(self.to_device(changes.sources), before)
+        if changes.table is not None:
+            buffers.table[:size, : changes.table.shape[1]] = self.to_device(changes.table)
+        if changes.at is not None and changes.blocks is not None:
+            sent = self.to_device(np.stack([changes.at, changes.blocks]))
+            buffers.table.view(-1).index_copy_(0, sent[0].long(), sent[1])
+        if changes.ids is not None:
+            buffers.inputs[0, : len(changes.ids)] = self.to_device(changes.ids)
+
+    def _take_from(self, sources: Tensor, before: Tensor | None) -> None:
+        """Fills in ids from the batch before."""
+        has_source, inputs = sources >= 0, self.buffers.inputs[:, : len(sources)]
+        if before is None:
+            inputs[4] = has_source.int()
+            return
+        taken = before[:, sources.clamp(min=0).long()]
+        inputs[0] = torch.where(has_source, taken[0], inputs[0])
+        inputs[4] = torch.where(has_source, taken[1], 0)
+
+    def to_device(self, numbers: NDArray[np.generic]) -> Tensor:
+        """A copy, which is under way when this returns."""
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+        if self._device.type != "cuda":
+            return tensor.clone()
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    graph: "torch.cuda.CUDAGraph"
+    result: Tensor
+
+    def replay(self) -> Tensor:
+        self.graph.replay()
+        return self.result
+
+
+def _capture(run: Callable[[], Tensor], pool: Any) -> _Captured:  # noqa: ANN401 (torch has no public name for it)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()  # kernels are compiled and handles made outside of the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    return _Captured(graph, result)

@@ -1,0 +1,71 @@
+"""The routes of Anthropic's clients: messages, and how many tokens one would have.
+
+Never generates: a message is the events of a chat's run. Used by app.
+"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from loopwright.core.errors import BadRequest
+from loopwright.server.blocks import BlockStream, whole_message
+from loopwright.server.body import read_body
+from loopwright.server.chat_request import chat_of_program, prompt_arguments
+from loopwright.server.errors import AnthropicErrorBody, json_response
+from loopwright.server.generating import Asked, Generating, field_names
+from loopwright.server.message_form import MessageForm
+from loopwright.server.message_request import MessagesBody, PromptBody, message_spec, read_messages_request
+from loopwright.server.openapi import takes
+
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""Of Anthropic's API. What differs of messages is what it no longer takes: how to sample, which is honoured of both."""
+
+MESSAGE = {"type": "object", "required": ["id", "type", "role", "content", "model", "stop_reason", "usage"]}
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class MessageRoutes:
+    """What an Anthropic client talks to."""
+
+    def __init__(self, generating: Generating) -> None:
+        self._generating = generating
+
+    @takes(MessagesBody, answer=MESSAGE, streams=True, error=AnthropicErrorBody)
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages: the next message of a conversation, for Anthropic's clients."""
+        _check_version(request)
+        asked = read_messages_request(await read_body(request, MessagesBody))
+        chat, by_own_fields = asked.chat, asked.renamed
+        of_run = field_names(chat.generation, "messages", chat.tools)
+        return await self._generating.answer(
+            request,
+            Asked(
+                chat.generation,
+                lambda error: by_own_fields(of_run(error)),
+                lambda model: message_spec(asked, model),
+                lambda program: chat_of_program(chat, program),
+                lambda answer: BlockStream(answer, MessageForm(answer)),
+                lambda answer, events: whole_message(answer, MessageForm(answer), events),
+                has_tools=chat.tools is not None,
+            ),
+        )
+
+    @takes(PromptBody, answer=TokenCount, error=AnthropicErrorBody)
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: how many tokens the prompt of a message has."""
+        _check_version(request)
+        asked = read_messages_request(await read_body(request, PromptBody))
+        model = self._generating.model(asked.chat.body.model)
+        arguments = prompt_arguments(message_spec(asked, model))
+        found = await self._generating.result(request, "tokenize", model, arguments)
+        return json_response(TokenCount(len(found["tokens"])))
+
+
+def _check_version(request: Request) -> None:
+    """Without the header it is any."""
+    name = "anthropic-version"
+    if (version := request.headers.get(name, VERSIONS[0])) not in VERSIONS:
+        raise BadRequest(f"{name}: {version[:50]!r} is not supported, {' and '.join(VERSIONS)} are", field=name)

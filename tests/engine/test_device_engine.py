@@ -1,0 +1,368 @@
+"""The engine on a device, computed on the CPU: every architecture that fits, each feature of the seam beside the model
+runner, steps that go on with what the device sampled, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from device_rig import MAX_ROWS, device_executor, device_rig, make_runner
+from msgspec.structs import replace
+from parity import ARCHITECTURES
+from runner_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
+
+from loopwright.core.batch import Batch, BlockCopy, DecodeRows, EmbedRow, ForwardRow, HeadRow, KvShift
+from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.core.errors import BadRequest, InternalError, Unavailable
+from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
+from loopwright.engine.cuda.choice import choose_device
+from loopwright.engine.cuda.decoder import misfit
+from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
+from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.executor import create_executor
+from loopwright.engine.oracle import Oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from loopwright.core.batch import RowResult
+    from loopwright.engine.loaded_model import LoadedModel
+
+CLOSE = {"atol": 5e-5, "rtol": 1e-5}
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.0, seed=3, top_p=0.9),
+    Sampling(temperature=0.7, seed=4, top_k=5, logprobs="processed"),
+    Sampling(temperature=1.5, seed=9, min_p=0.02),
+    Sampling(temperature=1.0, seed=11, repetition_penalty=1.5, frequency_penalty=0.3),
+    Sampling(temperature=1.0, seed=12, typical_p=0.8),
+    Sampling(temperature=0.9, seed=13, logit_bias={5: 4.0}, allowed=(3, 5, 7, 200)),
+]
+
+
+def model_of(name: str) -> LoadedModel:
+    return byte_model(seed=2, **{"num_layers": 3, **ARCHITECTURES[name]})
+
+
+FITTING = [name for name in ARCHITECTURES if misfit(model_of(name).config) is None]
+
+
+def in_pieces(rig: Rig, tokens: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    blocks, parts, start = rig.blocks(len(tokens)), [], 0
+    for size in sizes:
+        row = rig.row(list(tokens[start : start + size]), kv_len=start, block_ids=blocks)
+        parts.append(dense_rows(rig.rows(row)[0]))
+        start += size
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_every_architecture_that_fits_equals_the_oracle(name: str) -> None:
+    model, tokens = model_of(name), some_tokens(60)
+    expected = log_softmax(Oracle(model).logits(tokens))
+    np.testing.assert_allclose(device_rig(model).logprobs(tokens), expected, **CLOSE)
+    np.testing.assert_allclose(in_pieces(device_rig(model), tokens, [33, 1, 1, 5, 1, 18, 1]), expected, **CLOSE)
+
+
+def test_a_model_that_does_not_fit_is_refused_by_its_name() -> None:
+    assert len(FITTING) == len(ARCHITECTURES) - 4
+    for name in set(ARCHITECTURES) - set(FITTING):
+        config = model_of(name).config
+        assert repr(config.architecture) in str(misfit(config))
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Qwen3", "Mistral: window"])
+def test_masks_gaps_and_windows_equal_the_reference(name: str) -> None:
+    model, tokens = model_of(name), some_tokens(60)
+    positions = [*range(20), *range(30, 45), *range(300, 325)]
+    seen = [[(place <= own and not (own > 10 and 3 <= place < 7) and (place + own) % 5 != 1) or place == own
+             for place in range(60)] for own in range(60)]  # fmt: skip
+    mask = tuple(runs_of(one[: own + 1]) for own, one in enumerate(seen))
+    expected = Rig(model).logprobs(tokens, positions, mask=mask)
+    np.testing.assert_allclose(device_rig(model).logprobs(tokens, positions, mask=mask), expected, **CLOSE)
+
+
+def both(model: LoadedModel) -> tuple[Rig, Rig]:
+    return device_rig(model), Rig(model)
+
+
+def test_a_step_of_everything_equals_the_model_runners(model: LoadedModel) -> None:
+    """Prompts, single tokens, drafts, slots, outputs, distributions, bits, copies and shifts."""
+    answers = []
+    for rig in both(model):
+        tokens = some_tokens(30)
+        tables = [rig.blocks(64) for _ in range(6)]
+        rig.rows(*(rig.row(tokens, block_ids=table) for table in tables))
+        batch = Batch(
+            copies=[BlockCopy(tables[0][1], tables[5][1], 0, 0, 10)],
+            shifts=[KvShift(tables[4], 3, 20, 90)],
+            embeds=[EmbedRow([4, 5], [30, 31], [7, 8])],
+            rows=[
+                rig.row([1, 2, 3], kv_len=30, block_ids=tables[0]),
+                ForwardRow(tables[1], 30, [30], [9], sampling=Sampling(top_logprobs=4), sample_position=31),
+                ForwardRow(tables[2], 30, (), input_slots=[7, 8], output_slots=[9], distributions=rig.everything(2)),
+                ForwardRow(tables[3], 30, [30, 31, 32], [9, 1, 2], sampling=Sampling(temperature=1.0), num_drafts=2,
+                           are_drafts_forced=True, sample_position=33),
+                ForwardRow(tables[4], 30, [130], [9], distributions=[DistributionRequest(entropy=True, k=7)]),
+                ForwardRow(tables[5], 30, [30], [9], sampling=Sampling(temperature=1.0),
+                           allowed_bits=bytes([0b10110]) + bytes(32), sample_position=31),
+            ],
+            heads=[HeadRow(9, [DistributionRequest(k=5)], Sampling(temperature=1.0, seed=2), 40)],
+        )  # fmt: skip
+        result = rig.step(batch)
+        answers.append([*result.rows, *result.heads, *result.shifts])
+    for mine, theirs in zip(*answers, strict=True):
+        same_answer(mine, theirs)
+
+
+def same_answer(mine: RowResult, theirs: RowResult) -> None:
+    assert mine.error == theirs.error
+    assert [one.token_id for one in mine.sampled] == [one.token_id for one in theirs.sampled]
+    for one, other in zip(mine.sampled, theirs.sampled, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [token for token, _ in one.top_logprobs] == [token for token, _ in other.top_logprobs]
+    for one, other in zip(mine.distributions, theirs.distributions, strict=True):
+        assert one.ids[:20] == other.ids[:20]
+        np.testing.assert_allclose(np.frombuffer(one.logprobs, "<f4"), np.frombuffer(other.logprobs, "<f4"), atol=5e-5)
+        assert one.covered == pytest.approx(other.covered, abs=1e-5)
+
+
+class Decoding:
+    """Rows of each sampling over a rig, as control sends them: columns that stay, or rows that name their sources."""
+
+    def __init__(self, rig: Rig, samplings: Sequence[Sampling] = SAMPLINGS) -> None:
+        self.rig, self.samplings = rig, list(samplings)
+        self.prompts = [some_tokens(10 + 3 * place, place) for place in range(len(self.samplings))]
+        self.blocks = [rig.blocks(len(prompt)) for prompt in self.prompts]
+        rows = [
+            ForwardRow(blocks, 0, range(len(prompt)), prompt, sampling=sampling, sample_position=len(prompt))
+            for blocks, prompt, sampling in zip(self.blocks, self.prompts, self.samplings, strict=True)
+        ]
+        self.tokens = [[result.sampled[0].token_id] for result in rig.rows(*rows)]
+        self.logprobs: list[list[float]] = [[] for _ in self.tokens]
+        self.lengths = [len(prompt) for prompt in self.prompts]
+        self.columns = DecodeRows(
+            self.blocks, self.lengths, self.lengths, self.samplings,
+            [tokens if one.has_penalties else () for one, tokens in zip(self.samplings, self.tokens, strict=True)],
+            [tokens[-1] for tokens in self.tokens], 0, [1] * len(self.tokens),
+        )  # fmt: skip
+
+    def step(self, number: int, **fields: object) -> DecodeRows:
+        for blocks, length in zip(self.blocks, self.lengths, strict=True):
+            if length + number == 16 * len(blocks):
+                blocks += self.rig.blocks(1)
+        return replace(self.columns, num_steps=number, **fields)
+
+    def take(self, result: object) -> list[int]:
+        decodes = result.decodes
+        assert not decodes.errors
+        for tokens, logprobs, token, logprob in zip(
+            self.tokens, self.logprobs, decodes.token_ids, decodes.logprobs, strict=True
+        ):
+            tokens.append(token)
+            logprobs.append(logprob)
+        return decodes.token_ids
+
+    def serially(self, num_steps: int) -> list[list[int]]:
+        sampled = self.columns.token_ids
+        for number in range(num_steps):
+            sampled = self.take(self.rig.step(Batch(decodes=self.step(number, token_ids=sampled))))
+        return self.tokens
+
+    def ahead(self, num_steps: int) -> list[list[int]]:
+        """Each step is launched before the one before is read."""
+        before = None
+        for number in range(num_steps):
+            fields = {"token_ids": [0] * len(self.tokens), "sources": range(len(self.tokens))} if number else {}
+            with torch.inference_mode():
+                launched = self.rig.runner.launch(Batch(decodes=self.step(number, **fields)))
+            if before is not None:
+                self.take(before.result())
+            before = launched
+        self.take(before.result())
+        return self.tokens
+
+
+def test_decode_rows_of_every_sampling_equal_the_model_runners(model: LoadedModel) -> None:
+    expected = Decoding(Rig(model))
+    expected.serially(40)
+    for way in ("serially", "ahead"):
+        found = Decoding(device_rig(model))
+        getattr(found, way)(40)
+        assert found.tokens == expected.tokens
+        np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_rows_that_come_and_go_ahead_of_results_keep_their_tokens(model: LoadedModel) -> None:
+    """A step's rows take their tokens from rows of the step before in another order, and beside a prompt."""
+    samplings = SAMPLINGS[:4]
+    expected = Decoding(Rig(model), samplings).serially(3)
+    found = Decoding(device_rig(model), samplings)
+    rig = found.rig
+    with torch.inference_mode():
+        first = rig.runner.launch(Batch(decodes=found.step(0), rows=[ForwardRow(rig.blocks(5), 0, range(5), [1] * 5)]))
+        order = [2, 0, 3]
+        picked = [[column[place] for place in order] for column in
+                  (found.blocks, found.lengths, found.lengths, samplings)]  # fmt: skip
+        columns = DecodeRows(*picked, [()] * 3, [0] * 3, 1, [1] * 3, order)
+        second = rig.runner.launch(Batch(decodes=columns))
+        single = ForwardRow(found.blocks[1], found.lengths[1] + 1, [found.lengths[1] + 1], [0], sampling=samplings[1],
+                            sample_position=found.lengths[1] + 2)  # fmt: skip
+        third = rig.runner.launch(
+            Batch(
+                decodes=replace(columns, num_steps=2, sources=range(3)),
+                rows=[replace(single, token_ids=[first.result().decodes.token_ids[1]])],
+            )
+        )
+    assert [expected[place][2] for place in order] == second.result().decodes.token_ids
+    assert [expected[place][3] for place in order] == third.result().decodes.token_ids
+    assert third.result().rows[0].token_id == expected[1][2]
+
+
+def test_a_row_that_fails_fails_what_has_it_as_its_source_and_nobody_else(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    good, bad = rig.blocks(20), rig.blocks(20)
+    rig.rows(rig.row(some_tokens(12), block_ids=good), rig.row(some_tokens(12), block_ids=bad))
+    rig.runner._cache.layers[0][bad[0], 0, 3] = torch.nan
+    columns = DecodeRows([good, bad], [12, 12], [12, 12], [Sampling(), Sampling()], [(), ()], [3, 3], 0, [1, 1])
+    with torch.inference_mode():
+        first = rig.runner.launch(Batch(decodes=columns))
+        second = rig.runner.launch(Batch(decodes=replace(columns, num_steps=1, token_ids=[0, 0], sources=range(2))))
+        third = rig.runner.launch(
+            Batch(rows=[ForwardRow(rig.blocks(4), 0, [0], [0], sampling=Sampling(temperature=1.0), source=place)
+                        for place in (1, 0)])
+        )  # fmt: skip
+    assert set(first.result().decodes.errors) == set(second.result().decodes.errors) == {1}
+    assert [row.error is not None for row in third.result().rows] == [True, False]
+
+
+def test_after_a_batch_that_failed_its_rows_fail_too(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    blocks = rig.blocks(20)
+    row = ForwardRow(blocks, 0, [0], [5], sampling=Sampling(), source=0)
+    with pytest.raises(InternalError):
+        rig.step(Batch(copies=[BlockCopy(0, 999, 0, 0, 1)]))
+    assert rig.rows(row)[0].error is not None
+    assert rig.rows(replace(row, source=-1))[0].error is None
+
+
+def test_more_rows_than_a_step_holds_are_run_all_the_same(model: LoadedModel) -> None:
+    num = MAX_ROWS + 3
+    results = []
+    for rig in both(model):
+        tables = [rig.blocks(9) for _ in range(num)]
+        rig.rows(*(rig.row(some_tokens(7, place), block_ids=tables[place]) for place in range(num)))
+        columns = DecodeRows(tables, [7] * num, [7] * num, [Sampling()] * num, [()] * num, list(range(num)))
+        row = ForwardRow(rig.blocks(1), 0, [0], [4], sampling=Sampling())
+        result = rig.step(Batch(decodes=columns, rows=[row]))
+        results.append([*result.decodes.token_ids, result.rows[0].token_id])
+    assert results[0] == results[1]
+
+
+def test_what_a_row_does_not_see_cannot_spoil_it(model: LoadedModel) -> None:
+    rig, tokens = device_rig(model), some_tokens(24)
+    blocks = rig.blocks(40)
+    expected = rig.logprobs(tokens[:20])
+    rig.runner._slots.vectors[3] = torch.nan
+    rig.runner._slots.positions[3] = 20
+    bad = ForwardRow(blocks, 20, (), input_slots=[3], distributions=rig.everything(1))
+    good = rig.row(tokens[:20], block_ids=blocks)
+    results = rig.rows(good, bad)
+    np.testing.assert_allclose(dense_rows(results[0]), expected, **CLOSE)
+    assert results[1].error is not None
+    hidden = tuple(runs_of([place != 20 for place in range(21 + own + 1)]) for own in range(3))
+    masked = rig.rows(rig.row(tokens[20:23], kv_len=21, block_ids=blocks, mask=hidden))[0]
+    assert np.isfinite(dense_rows(masked)).all()
+    assert rig.rows(rig.row(tokens[20:21], kv_len=21, block_ids=blocks))[0].error is not None
+
+
+def test_the_executor_serves_steps_ahead_and_ends_futures_in_order(model: LoadedModel) -> None:
+    executor = device_executor(model)
+    try:
+        assert executor.shape.steps_ahead == "usual"
+        row = ForwardRow([3], 0, [0], [5], sampling=Sampling(), sample_position=1)
+        futures = [executor.submit(Batch(rows=[row]))]
+        futures += [executor.submit(Batch(rows=[replace(row, kv_len=n, positions=[n], source=0)])) for n in range(1, 6)]
+        futures.append(executor.submit(Batch(copies=[BlockCopy(0, 999, 0, 0, 1)])))
+        tokens = [one.result().rows[0].token_id for one in futures[:-1]]
+        assert list(tokens) == list(Oracle(model).generate([5], max_tokens=6).tokens)
+        with pytest.raises(InternalError):
+            futures[-1].result()
+    finally:
+        executor.close()
+    with pytest.raises(Unavailable, match="closed"):
+        executor.submit(Batch())
+
+
+def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto", BYTE_CONFIG) is None
+    with pytest.raises(
+        Unavailable, match=r"engine\.device: 'cuda' cannot run this model: torch .* sees no CUDA device"
+    ):
+        choose_device("cuda", BYTE_CONFIG)
+
+
+def test_with_a_gpu_the_choice_says_what_computes_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    choice = choose_device("auto", BYTE_CONFIG)
+    assert choice is not None
+    assert (choice.attention, choice.has_kernels) == ("sdpa", False)
+    assert "FlashInfer is not installed" in choice.reason
+    assert "no Triton" in choice.reason
+    with pytest.raises(
+        Unavailable, match=r"engine\.attention: 'flashinfer' cannot be had: FlashInfer is not installed"
+    ):
+        choose_device("cuda", BYTE_CONFIG, attention="flashinfer")
+    with pytest.raises(Unavailable, match=r"engine\.dtype 'int8' is for the CPU"):
+        choose_device("cuda", BYTE_CONFIG, "int8")
+    with pytest.raises(Unavailable, match=r"engine\.deterministic"):
+        choose_device("cuda", BYTE_CONFIG, is_deterministic=True)
+    assert choose_device("auto", BYTE_CONFIG, is_deterministic=True) is None
+    moe = dataclasses.replace(BYTE_CONFIG, architecture="qwen3moe")
+    with pytest.raises(Unavailable, match="'qwen3moe' runs on the CPU alone"):
+        choose_device("cuda", moe)
+    assert choose_device("auto", moe) is None
+
+
+def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
+    plan = MemoryPlan.of(SHAPES["llama-8b"], torch.bfloat16, max_rows=256, max_tokens=2048, free_bytes=140 << 30)
+    assert plan.weight_bytes == 2 * 8_030_261_248  # the parameters of Llama 3.1 8B
+    assert plan.block_bytes == 16 * 131072
+    num_blocks = plan.num_blocks()
+    assert plan.weight_bytes + plan.step_bytes + num_blocks * plan.block_bytes < plan.free_bytes
+    assert num_blocks * plan.block_bytes > 0.9 * (plan.free_bytes - plan.weight_bytes - plan.step_bytes)
+    assert plan.num_blocks(1000) == 1000
+    small = dataclasses.replace(plan, free_bytes=16 << 30)
+    with pytest.raises(Unavailable, match=r"weights 16\.06 GB, .* are more than the 17\.18 GB free"):
+        small.num_blocks()
+
+
+def test_a_dummy_has_the_shape_that_was_asked_for() -> None:
+    model = dummy_model(shape_config("tiny"), torch.device("cpu"))
+    assert model.weights["embedding"].shape == (512, 64)
+    assert model.quantization == "dummy"
+    assert np.isfinite(device_rig(model).logprobs([1, 2, 3])).all()
+    with pytest.raises(BadRequest, match="there is no shape 'llama-9b'; known are llama-1b"):
+        shape_config("llama-9b")
+
+
+def test_a_dummy_runs_on_a_cpu_too_and_refusals_name_the_setting(tmp_path: Path) -> None:
+    executor = create_executor(tmp_path, num_blocks=0, num_slots=1, num_threads=1, shape="tiny")
+    executor.close()
+    assert executor.shape.num_blocks == 2048
+    with pytest.raises(Unavailable, match=r"engine\.attention"):
+        create_executor(tmp_path, num_blocks=8, num_slots=1, shape="tiny", attention="flashinfer")
+    with pytest.raises(Unavailable, match=r"engine\.deterministic"):
+        create_executor(tmp_path, num_blocks=8, num_slots=1, shape="tiny", is_deterministic=True)
+
+
+def test_the_runner_is_made_by_the_rig(model: LoadedModel) -> None:
+    shape = make_runner(model, 7, 5).shape
+    assert (shape.num_blocks, shape.num_slots, shape.block_bytes) == (7, 5, 16 * 2 * 2 * 2 * 16 * 4)

@@ -1,0 +1,173 @@
+"""On a GPU: kernels beside torch's operations, models in bf16 beside float32, the sampler beside the CPU's."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from runner_rig import Rig, dense_rows, runs_of, some_tokens
+
+from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
+from loopwright.core.calls import Sampling
+from loopwright.engine.byte_model import byte_model
+from loopwright.engine.cuda.choice import choose_device
+from loopwright.engine.cuda.parts import DeviceParts
+from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
+from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.sampler import choose
+
+CUDA = torch.device("cuda")
+MAX_NOISE = 0.012  # root mean square of the error of all log-probabilities over their spread
+SIZES = {
+    "heads of 64, 4 of a group": {"head_dim": 64, "num_heads": 8, "num_kv_heads": 2},
+    "heads of 64, 3 of a group": {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3},
+    "heads of 128, 4 of a group": {"head_dim": 128, "num_heads": 8, "num_kv_heads": 2},
+    "heads of 128, 3 of a group": {"head_dim": 128, "num_heads": 6, "num_kv_heads": 2},
+    "biases": {"head_dim": 64, "num_heads": 4, "num_kv_heads": 4, "has_qkv_bias": True, "has_output_bias": True},
+    "a window": {"head_dim": 64, "num_heads": 8, "num_kv_heads": 2, "windows": (24, None)},
+    "head norms": {"architecture": "qwen3", "head_dim": 128, "num_heads": 4, "num_kv_heads": 2},
+}
+
+
+def quiet(stage: str, fraction: float | None) -> None:
+    """Nobody looks."""
+
+
+def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 48) -> Rig:
+    """In bf16 with all kernels; `attention` "reference" is float32 with torch's operations."""
+
+    def make(model: LoadedModel, num_blocks: int, num_slots: int) -> DeviceRunner:
+        choice = choose_device("cuda", model.config)
+        assert choice is not None
+        is_reference = attention == "reference"
+        with torch.inference_mode():
+            parts = DeviceParts.make(
+                model, num_blocks=num_blocks, device=CUDA,
+                dtype=torch.float32 if is_reference else torch.bfloat16,
+                attention="sdpa" if is_reference else attention or choice.attention,
+                has_kernels=choice.has_kernels and not is_reference,
+            )  # fmt: skip
+            runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
+            runner.capture(quiet)
+        return runner
+
+    return Rig(model, num_blocks=1024, make_runner=make)
+
+
+def model_of(name: str) -> LoadedModel:
+    model = byte_model(seed=3, hidden_size=512, intermediate_size=1024, max_context=2048, **SIZES[name])
+    return dataclasses.replace(model, weights={key: one.bfloat16().float() for key, one in model.weights.items()})
+
+
+def noise(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("attention", [None, "sdpa"])
+@pytest.mark.parametrize("name", SIZES)
+def test_prompts_masks_and_decode_steps_are_within_the_noise(name: str, attention: str | None) -> None:
+    model, tokens = model_of(name), some_tokens(300)
+    rig, reference = on_device(model, attention), on_device(model, "reference")
+    expected = reference.logprobs(tokens)
+    assert noise(rig.logprobs(tokens), expected) < MAX_NOISE
+    blocks = rig.blocks(300)
+    parts = [dense_rows(rig.rows(rig.row(tokens[:250], block_ids=blocks))[0])]
+    for place in range(250, 300):
+        parts.append(dense_rows(rig.rows(rig.row(tokens[place : place + 1], kv_len=place, block_ids=blocks))[0]))
+    assert noise(np.concatenate(parts), expected) < MAX_NOISE
+    seen = [[(place <= own and not (own > 10 and 3 <= place < 7) and (place + own) % 5 != 1) or place == own
+             for place in range(60)] for own in range(60)]  # fmt: skip
+    mask, positions = tuple(runs_of(one[: own + 1]) for own, one in enumerate(seen)), [*range(20), *range(30, 70)]
+    hidden = reference.logprobs(tokens[:60], positions, mask=mask)
+    assert noise(rig.logprobs(tokens[:60], positions, mask=mask), hidden) < MAX_NOISE
+    rows = [rig.row(tokens[:40]), rig.row(tokens[:60], positions=positions, mask=mask), rig.row(tokens[:1]),
+            rig.row(tokens[:90])]  # fmt: skip
+    results = [dense_rows(result) for result in rig.rows(*rows)]
+    for found, wanted in zip(results, (expected[:40], hidden, expected[:1], expected[:90]), strict=True):
+        assert noise(found, wanted) < MAX_NOISE
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 33, 48])
+def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: int) -> None:
+    """Serially and ahead; the reference's ids, but where its best two are close."""
+    model = model_of("heads of 64, 4 of a group")
+    rig, reference = on_device(model), on_device(model, "reference")
+    prompts = [some_tokens(20 + 5 * place, place) for place in range(num_rows)]
+    tables = [rig.blocks(len(prompt) + 40) for prompt in prompts]
+    rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))
+    lengths = [len(prompt) for prompt in prompts]
+    columns = DecodeRows(
+        tables, lengths, lengths, [Sampling()] * num_rows, [()] * num_rows, [7] * num_rows, 0, [1] * num_rows
+    )
+    tokens: list[list[int]] = [[7] for _ in prompts]
+    launched = []
+    with torch.inference_mode():
+        for number in range(20):
+            fields = {"token_ids": [0] * num_rows, "sources": range(num_rows)} if number else {}
+            launched.append(rig.runner.launch(Batch(decodes=replace(columns, num_steps=number, **fields))))
+    for one in launched:
+        for mine, token in zip(tokens, one.result().decodes.token_ids, strict=True):
+            mine.append(token)
+    for prompt, mine in zip(prompts, tokens, strict=True):
+        logprobs = reference.logprobs([*prompt, *mine[:-1]])[len(prompt) :]
+        gap = logprobs.max(1) - logprobs[np.arange(20), mine[1:]]
+        assert gap.max() < 0.1
+
+
+def test_nan_stays_with_those_who_see_it() -> None:
+    model, tokens = model_of("heads of 128, 4 of a group"), some_tokens(24)
+    rig = on_device(model)
+    expected = rig.logprobs(tokens[:20])
+    blocks = rig.blocks(40)
+    with torch.inference_mode():
+        rig.runner._slots.vectors[3] = torch.nan
+        rig.runner._slots.positions[3] = 20
+    bad = ForwardRow(blocks, 20, (), input_slots=[3], distributions=rig.everything(1))
+    results = rig.rows(rig.row(tokens[:20], block_ids=blocks), bad)
+    np.testing.assert_array_equal(dense_rows(results[0]), expected)
+    assert results[1].error is not None
+    hidden = tuple(runs_of([place != 20 for place in range(21 + own + 1)]) for own in range(3))
+    assert np.isfinite(dense_rows(rig.rows(rig.row(tokens[20:23], kv_len=21, block_ids=blocks, mask=hidden))[0])).all()
+    seen = rig.rows(rig.row(tokens[20:21], kv_len=21, block_ids=blocks), rig.row(tokens[:1]))
+    assert [one.error is not None for one in seen] == [True, False]
+
+
+def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
+    model, tokens = model_of("heads of 64, 3 of a group"), some_tokens(40)
+    found = []
+    for rig in (on_device(model), on_device(model, "reference")):
+        blocks = rig.blocks(40)
+        rig.rows(rig.row(tokens[:30], block_ids=blocks))
+        rig.step(Batch(shifts=[KvShift(blocks, 3, 20, 90)]))
+        found.append(dense_rows(rig.rows(rig.row(tokens[30:], kv_len=30, block_ids=blocks))[0]))
+    assert noise(*found) < MAX_NOISE
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0, seed=5),
+        Sampling(temperature=1.0, top_k=50, seed=6),
+        Sampling(temperature=0.7, top_p=0.9, seed=7),
+        Sampling(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seed=8),
+        Sampling(temperature=1.3, min_p=0.02, seed=9),
+        Sampling(),
+    ],
+)
+def test_equal_logits_draw_equal_tokens_on_the_gpu_and_on_the_cpu(sampling: Sampling) -> None:
+    logits = torch.randn(64, 128256, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1)) * 4
+    logits[:, 5] = logits[:, 7]
+    drawn = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100)
+    still_open = set(drawn.open_rows())
+    assert len(still_open) < 64
+    on_host = logits.cpu()
+    for row, token in enumerate(drawn.ids.tolist()):
+        if row not in still_open:
+            assert token == choose(on_host[row], sampling, 100 + row)
