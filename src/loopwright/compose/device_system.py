@@ -36,7 +36,7 @@ async def open_device_system(config: Config, costs: StepCosts) -> AsyncIterator[
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, runner)
             stack.push_async_callback(close_sandboxes, sandboxes)
-            tokenizer = await asyncio.to_thread(load_tokenizer, files.path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, files)
             shape = EngineShape(
                 vocab_size=len(tokenizer.token_bytes), max_context=8192, block_size=16,
                 num_blocks=config.engine.num_blocks, num_slots=config.engine.num_slots, steps_ahead="usual",
