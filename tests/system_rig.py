@@ -46,7 +46,6 @@ from loopwright.runtime.tracing import TraceSink
 from loopwright.text.load_tokenizer import byte_tokenizer
 from loopwright.text.reasoning import reasoning_tags
 from loopwright.text.tokenizer import Tokenizer
-from loopwright.text.tool_prompts import tool_format
 from loopwright.weights.store import ModelFiles, no_progress
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -242,7 +241,6 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
         quantization="F32",
         weights_sha256="",
         reasoning=reasoning_tags(tokenizer.chat_template, tokenizer.controls),
-        tool_format=tool_format(tokenizer.chat_template),
         version="F32-test",
     )
 

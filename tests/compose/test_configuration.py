@@ -15,6 +15,7 @@ from loopwright.compose.config_sources import Given, Loaded, load_config
 from loopwright.compose.settings import NO_SETTINGS, all_settings
 from loopwright.core.errors import BadRequest
 from loopwright.runtime.tool_config import HttpToolConfig
+from loopwright.server.connection import STALL_S
 
 FILE = """
 model = "small"
@@ -65,6 +66,7 @@ def test_a_file_is_the_tree_and_without_one_there_are_the_defaults(file: str) ->
     assert loaded.source_of("server.port") == file
     assert loaded.source_of("server.host") == "default"
     assert load_config(None, environment={}).config == Config()
+    assert Config().server.stall_s == STALL_S
 
 
 def test_the_environment_counts_over_the_file_and_flags_over_both(

@@ -1,5 +1,9 @@
 """Counting: sums, buckets, and labels of which somebody outside chooses the values."""
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from loopwright.core import metrics
 from loopwright.core.instrument import MAX_LABEL_VALUES, OTHER, Meter
 from loopwright.core.metrics import METRICS, Measured, Metric, Series
@@ -11,6 +15,17 @@ def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it() -> No
     for value, times in ((1, 1), (1.5, 2), (4, 1), (5, 3)):
         meter.histogram(sizes).observe(value, times)
     assert meter.series() == (Series("sizes", (), 1 + 3 + 4 + 15, (1, 2, 1, 3)),)
+
+
+@given(st.lists(st.floats(0, 6) | st.sampled_from([1.0, 2.0, 4.0])), st.integers(1, 3))
+def test_values_told_together_are_as_if_told_one_by_one(values: list[float], times: int) -> None:
+    sizes = Metric("histogram", "sizes", "", bounds=(1, 2, 4))
+    one, all_at_once = Meter().histogram(sizes), Meter().histogram(sizes)
+    for value in values:
+        one.observe(value, times)
+    all_at_once.observe_all(list(values), times)
+    assert all_at_once.counts == one.counts
+    assert all_at_once.sum == pytest.approx(one.sum)
 
 
 def test_labels_that_are_the_same_throughout_stand_in_their_places() -> None:

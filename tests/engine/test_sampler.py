@@ -208,6 +208,17 @@ def test_ties_in_a_distribution_list_the_lowest_ids_first() -> None:
     assert [token_id for token_id, _ in pairs(distribution_of(logits, k=6))] == [30, 99, 400, 0, 1, 2]
 
 
+def test_a_rank_is_the_place_in_the_whole_order() -> None:
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # many ties
+    order = [token_id for token_id, _ in pairs(distribution_of(logits, k=300))]
+    for k in (1, 7):
+        told = distribution_of(logits, k=k, must_include=tuple(range(300)), ranks=True)
+        assert told.ranks is not None
+        ranks = dict(zip(np.frombuffer(told.ids, "<i4"), np.frombuffer(told.ranks, "<i4"), strict=True))
+        assert [ranks[token_id] for token_id in order] == [*range(1, 301)]
+    assert distribution_of(logits, k=1).ranks is None
+
+
 def test_must_include_ids_come_last_once_and_count_as_covered() -> None:
     logits = torch.tensor([0.0, 5.0, 1.0, 2.0])
     result = distribution_of(logits, k=2, must_include=(0, 1, 0))

@@ -39,6 +39,7 @@ class ByteRig(Rig):
     """Use as a context manager: it ends the pool's thread, and asks whether anything is still held."""
 
     def __init__(self, num_blocks: int = 2048) -> None:
+        super().__init__()
         self.executor = RunnerExecutor(num_blocks)
         self.clock = FakeClock()
         self.pool = GrammarPool(byte_tokenizer(), self.executor.shape.vocab_size)

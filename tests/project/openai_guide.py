@@ -39,7 +39,8 @@ AFTER = """## Answers
 - Log-probabilities cover the tokens whose text is in the answer; `token_ids` cover everything that was sampled. A
   token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
 - A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer
-  and larger ones; one that reads nothing for 30 seconds is cut off, and its run ends.
+  and larger ones; one that reads nothing for `server.stall_s`, 30 seconds, is cut off, and its run
+  ends.
 
 ## Tools
 
@@ -68,5 +69,16 @@ again makes sense.
 The program's parameter `messages` (of a completion `prompt`) gets the conversation; without one, its first text
 parameter gets the last user message. `tools`, `metadata` and every other parameter of the request go to the parameter
 of `main` with that name; one that has no such place is refused, unless it is inert. What the program emits is the
-answer as it comes; of one that emits no text, what it returns is.
+answer as it comes; of one that emits no text, what it returns is. It may have the client call a tool, and take the
+result in the next request:
+
+```python
+async def main(messages: list, tools: list = []):
+    ctx = Context()
+    ctx.messages(messages)  # in OpenAI's form, calls and results included
+    turn = await ctx.generate(tools=[client_tool(one) for one in tools])
+    emit_text(turn.prose)
+    for call in turn.tool_calls:
+        emit_tool_call(call.name, call.arguments)
+```
 """

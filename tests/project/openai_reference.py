@@ -27,6 +27,7 @@ STAR = "\\*"
 EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "logprob_kind", "prompt_logprobs",
     "return_token_ids", "truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "enable_thinking", "chat_template_kwargs",
 )  # fmt: skip
 RESPONSE_EXTENSIONS = (
     *EXTENSIONS, "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop",

@@ -97,6 +97,24 @@ def malformed(rng: random.Random) -> tuple[str, dict[str, Any]]:
         {"temperature": 3 + number},
         {"messages": []},
         {"messages": [{"role": "user", "content": {"a": number}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        {"tools": [{"type": "function", "function": {"name": f"f {number}"}}]},
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "strict": True,
+                        "parameters": {"properties": {"x": {"contains": {}, "minContains": number}}},
+                    },
+                }
+            ]
+        },
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": f"g{number}"}},
+        },
         {"tools": [{"type": "custom", "custom": {"name": f"f{number}"}}]},
         {"tool_choice": {"type": "function", "function": {"name": f"f{number}"}}},
         {"logit_bias": {"x": number}},

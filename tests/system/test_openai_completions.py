@@ -233,6 +233,8 @@ def test_d2_prompts_scored_in_two_orders_with_the_cache_on_are_the_loop_s(max_to
                     best = int(row.argmax())
                     assert {*top} == {str(best), str(token)}
                     np.testing.assert_allclose(top[str(best)]["logprob"], row[best], atol=1e-5)
+                    assert top[str(best)]["rank"] == 1
+                    assert top[str(token)]["rank"] == 1 + (row > row[token]).sum()
 
     in_loop(scenario)
 

@@ -32,12 +32,12 @@ THOUGHTS = {"model opens": THOUGHT, "prompt opens": THOUGHT, "prompt closes": ""
 
 
 @asynccontextmanager
-async def served_saying(template: str, says: str) -> AsyncIterator[Served]:
-    """A model whose turn is that text, if it is let."""
+async def served_saying(template: str, *says: str) -> AsyncIterator[Served]:
+    """A model whose turn is that text, if it is let: the first one that goes on from what stands there."""
 
     def next_token(history: tuple[int, ...]) -> int:
         written = bytes(token for token in history if token < 256).rpartition(b"assistant\n")[2]
-        rest = says.encode()[len(written) :] if says.encode().startswith(written) else b""
+        rest = next((one.encode()[len(written) :] for one in says if one.encode().startswith(written)), b"")
         return rest[0] if rest else END
 
     executor = ScriptedExecutor(next_token)
@@ -153,3 +153,79 @@ def test_tags_are_those_that_the_template_has_as_text() -> None:
     assert reasoning_tags("a [THINK] b [/THINK]", {"[THINK]": 3}) is None
     assert reasoning_tags(CHATML, {}) is None
     assert reasoning_tags("<think>", {}) is None
+
+
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+SWITCHED = CHATML.replace("assistant\n{%", f"assistant\n{SWITCH}{{%") + KNOWN
+OFF: tuple[dict[str, Any], ...] = (
+    {"enable_thinking": False},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning_effort": "none"},
+)
+ON: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True}, {"chat_template_kwargs": {"enable_thinking": True}})
+
+
+@pytest.mark.parametrize("constraint", [{}, {"guided_choice": ["42 yes", "7"]}, {"return_token_ids": True}])
+def test_a_template_that_can_is_told_whether_to_think(constraint: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with served_saying(SWITCHED, SAYS["model opens"], SAYS["prompt closes"]) as client:
+            for options, thoughts in [*((one, THOUGHT) for one in ON), *((one, "") for one in OFF)]:
+                answer = await whole(client, **options, **constraint)
+                message = answer["choices"][0]["message"]
+                assert message.get("reasoning_content", "") == thoughts
+                assert message["content"] == ("42 yes" if "guided_choice" in constraint else "42 stop")
+                assert (await joined(client, **options, **constraint))[:2] == (thoughts, message["content"])
+                body = {"model": "byte", "messages": [{"role": "user", "content": "?"}], **options}
+                rendered = await client.http.post("/v1/chat/completions/render", json=body)
+                assert rendered.json()["text"].endswith("</think>\n\n") == (not thoughts)
+                if prompt := answer.get("prompt_token_ids"):
+                    assert prompt == rendered.json()["token_ids"]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ],
+)
+def test_a_template_that_cannot_is_told_nothing(options: dict[str, Any], field: str) -> None:
+    async def scenario() -> None:
+        async with served_saying(TEMPLATES["model opens"], SAYS["model opens"]) as client:
+            body = {"model": "byte", "messages": [{"role": "user", "content": "?"}], **options}
+            answer = await client.http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == field
+        async with served_saying(SWITCHED, SAYS["model opens"]) as client:
+            body = {"model": "byte", "messages": [{"role": "user", "content": "?"}], "reasoning_effort": "low"}
+            assert (await client.http.post("/v1/chat/completions", json=body)).json()["error"][
+                "param"
+            ] == "reasoning_effort"
+
+    in_loop(scenario)
+
+
+NOON = {"type": "function", "function": {"name": "noon", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "noon", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_model_thinks_and_then_calls(choice: str) -> None:
+    options: dict[str, Any] = {"tools": [NOON], "tool_choice": choice}
+    turns = [f"<think>{THOUGHT}{CALL}</think>\n\n{CALL}", f"<think>\n\n</think>\n\n{CALL}"]
+
+    async def scenario() -> None:
+        async with served_saying(SWITCHED, *turns) as client:
+            for switch, thoughts in (({}, THOUGHT + CALL), ({"enable_thinking": False}, "")):
+                answer = await whole(client, **options, **switch)
+                (told,) = answer["choices"]
+                assert told["message"].get("reasoning_content", "") == thoughts
+                assert (told["message"]["content"], told["finish_reason"]) == (None, "tool_calls")
+                (call,) = told["message"]["tool_calls"]
+                assert call["function"] == {"name": "noon", "arguments": "{}"}
+                assert (await joined(client, **options, **switch))[:2] == (thoughts, "")
+
+    in_loop(scenario)

@@ -17,6 +17,8 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from loopwright.compose.config import EngineConfig, num_cores
 from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
@@ -32,7 +34,6 @@ from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.load_tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from loopwright.text.reasoning import reasoning_tags
 from loopwright.text.tokenizer import Tokenizer
-from loopwright.text.tool_prompts import tool_format
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
 
@@ -127,9 +128,12 @@ def tokenizer_at(path: Path) -> Tokenizer:
 
 
 def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
-    """The text side of a model, with its chat template if it has one."""
-    source = tokenizer.chat_template
-    return ModelText(info, tokenizer, ChatTemplate(source, tokenizer, SystemClock()) if source else None)
+    """The text side of a model, with its chat template if it has one, and what can be known of it."""
+    if not (source := tokenizer.chat_template):
+        return ModelText(info, tokenizer, None)
+    template = ChatTemplate(source, tokenizer, SystemClock())
+    info = msgspec.structs.replace(info, tool_format=template.tool_format, template_options=template.options)
+    return ModelText(info, tokenizer, template)
 
 
 def _load_executor(
@@ -146,8 +150,9 @@ def _load_executor(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         num_threads=num_threads,
-        dtype=config.dtype,
+        dtype=files.dtype or config.dtype,
         instructions=None if config.instructions == "auto" else config.instructions,
+        scratch_bytes=config.scratch_mb << 20,
         ahead=ahead,
         layers=files.layers,
     )
@@ -172,7 +177,6 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer) ->
         exactness=executor.exactness,
         template_sha256=hashlib.sha256(tokenizer.chat_template.encode()).hexdigest() if tokenizer.chat_template else "",
         reasoning=reasoning_tags(tokenizer.chat_template, tokenizer.controls),
-        tool_format=tool_format(tokenizer.chat_template),
         engine=f"loopwright {version('loopwright')}, {executor.computed_by}",
         license=files.license,
         description=files.description,

@@ -1,8 +1,10 @@
 """What control tells of its steps and calls: how large, how long, for whom. Never decides anything. Called by the
-controller, once a step and once a call; what a step costs for it does not grow with rows that just go on.
+controller, once a step and once a call; what a step costs for it does not grow with rows that just go on, and is little
+more than to note its times: what they come to is worked out for many steps at once.
 """
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from loopwright.control.feeds import Feed
 from loopwright.control.moment import Moment
@@ -14,7 +16,11 @@ from loopwright.core import metrics
 from loopwright.core.instrument import SILENT, Instrument
 from loopwright.core.results import CallTiming
 
-MAX_SHAPES = 1000
+MAX_STEPS_NOTED = 1000
+
+
+_Shape: TypeAlias = tuple[int, int, int, int]
+"""Of a step: rows of one token, longer rows, and their tokens; and how many rows went on from the step before."""
 
 
 class Observer:
@@ -24,10 +30,14 @@ class Observer:
         self._instrument = instrument
         self._block_bytes = block_bytes
         self._is_on = instrument is not SILENT
-        self._shapes: dict[tuple[int, int, int], int] = {}  # steps by rows of one token, longer rows, and their tokens
+        self._gaps: dict[_Shape, list[float]] = {}  # seconds since the step before, of each step noted
+        self._num_noted = 0
+        self._formed_s: list[float] = []
+        self._ran_s: list[float] = []
         histogram = instrument.histogram
-        self.step_formed = histogram(metrics.SCHEDULE_S).observe
-        self.step_ran = histogram(metrics.STEP_S).observe
+        self._steps_s = ((self._formed_s, histogram(metrics.SCHEDULE_S)), (self._ran_s, histogram(metrics.STEP_S)))
+        self.step_formed = self._formed_s.append if self._is_on else SILENT.observe
+        self.step_ran = self._ran_s.append if self._is_on else SILENT.observe
         self._gap = histogram(metrics.TOKEN_S).observe
         self._queue, self._prefill = histogram(metrics.QUEUE_S).observe, histogram(metrics.PREFILL_S).observe
         self._decode = histogram(metrics.DECODE_S).observe
@@ -40,28 +50,37 @@ class Observer:
         now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
         if not self._is_on:
             return
-        num_usual = num_decodes = len(step.decoded.run_ids)
-        num_short, num_prompt = step.num_short, 0
+        num_usual = num_single = len(step.decoded.run_ids)
+        num_long = num_prompt = 0
         if step.rows:
+            num_short = step.num_short
+            num_single, num_long = num_single + num_short, len(step.rows) - num_short
             num_prompt = sum(row.num_tokens for row in step.batch_rows[num_short:])
             num_usual += self._count_rows(step.rows, now_s, before_s)
         if step.joined_decoding:
             num_usual -= self._count_late(step.joined_decoding, now_s, before_s)
-        shape = (num_decodes + num_short, len(step.rows) - num_short, num_prompt)
-        self._shapes[shape] = self._shapes.get(shape, 0) + 1
-        if len(self._shapes) > MAX_SHAPES:
-            self.tell_shapes()
-        if num_usual:
-            self._gap(now_s - before_s, num_usual)
+        self._gaps.setdefault((num_single, num_long, num_prompt, num_usual), []).append(now_s - before_s)
+        self._num_noted += 1
+        if self._num_noted >= MAX_STEPS_NOTED:
+            self.tell_steps()
 
-    def tell_shapes(self) -> None:
+    def tell_steps(self) -> None:
         """Tells the instrument of the steps since this was done last: many are alike."""
-        rows, tokens = (self._instrument.histogram(one) for one in (metrics.STEP_ROWS, metrics.STEP_TOKENS))
-        for (num_single, num_long, num_prompt), times in self._shapes.items():
-            rows.observe(num_single + num_long, times)
-            tokens.observe(num_single + num_prompt, times)
-            self._instrument.add(metrics.STEP_SHAPES, times, (_size(num_single), _size(num_prompt)))
-        self._shapes.clear()
+        instrument = self._instrument
+        for noted_s, histogram in self._steps_s:
+            histogram.observe_all(noted_s)
+            noted_s.clear()
+        rows, tokens, gaps = (
+            instrument.histogram(one) for one in (metrics.STEP_ROWS, metrics.STEP_TOKENS, metrics.TOKEN_S)
+        )
+        for (num_single, num_long, num_prompt, num_usual), gaps_s in self._gaps.items():
+            rows.observe(num_single + num_long, len(gaps_s))
+            tokens.observe(num_single + num_prompt, len(gaps_s))
+            instrument.add(metrics.STEP_SHAPES, len(gaps_s), (_size(num_single), _size(num_prompt)))
+            if num_usual:
+                gaps.observe_all(gaps_s, num_usual)
+        self._gaps.clear()
+        self._num_noted = 0
 
     def call_over(self, call: OpenCall, session: InlineSession, now_s: float) -> CallTiming | None:
         """What is known of a call that was for the engine, now that it is over."""

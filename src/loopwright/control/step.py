@@ -41,7 +41,8 @@ class Step:
     @property
     def num_rows(self) -> int:
         """Rows of the forward pass."""
-        return len(self.decoding) + len(self.rows)
+        decoding = self.decoding if self.decoded is NO_DECODE_STEP else self.decoded
+        return len(decoding) + len(self.rows)
 
     @property
     def num_wasted(self) -> int:

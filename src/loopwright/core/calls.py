@@ -79,6 +79,7 @@ class DistributionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     allowed: tuple[TokenId, ...] | None = None
     entropy: bool = False
     logits: bool = False  # the model's own, of the whole vocabulary
+    ranks: bool = False  # where each id that is listed stands in the whole order
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):

@@ -42,13 +42,15 @@ Channel: TypeAlias = Literal["answer", "reasoning"]
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token as a client sees it. `text` is how it is shown by itself: a control token written out, bytes that are no
-    UTF-8 as `bytes:\\xf0\\x9f`. `bytes` are what it adds to a text, null if that is nothing."""
+    UTF-8 as `bytes:\\xf0\\x9f`. `bytes` are what it adds to a text, null if that is nothing. `rank` is told of a
+    prompt's tokens: 1 is the most probable of its place."""
 
     token: int
     text: str
     bytes: tuple[int, ...] | None
     logprob: float | None  # null where nothing stands before it
     top: tuple["TokenLogprob", ...] = ()  # the most probable of its place, if asked
+    rank: int | None = None
 
 
 class Tokens(EventBase, frozen=True, kw_only=True, tag="tokens"):

@@ -102,13 +102,15 @@ class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
 
     `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
     content is in the context and whose end is not. The ids are those that come after. `tools` are told to the model by
-    its template, or in the first system message where the template takes none."""
+    its template, or in the first system message where the template takes none. `options` are what else a template
+    reads, such as `enable_thinking`; one that it does not read is refused."""
 
     messages: tuple[Message, ...]
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
     tools: tuple[ToolSpec, ...] = ()
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     model: str = ""
 
 

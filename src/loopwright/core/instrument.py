@@ -3,7 +3,7 @@
 Layers are given an Instrument and tell it; a Meter keeps plain numbers, which the server asks for when somebody looks.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -21,6 +21,10 @@ class Histogram(Protocol):
 
     def observe(self, value: float, times: int = 1) -> None:
         """Adds one value, or several equal ones."""
+        ...
+
+    def observe_all(self, values: list[float], times: int = 1) -> None:
+        """Adds values, each so often, in a time that hardly grows with their number. They are sorted in place."""
         ...
 
 
@@ -44,6 +48,8 @@ class Silent:
 
     def observe(self, value: float, times: int = 1) -> None: ...
 
+    def observe_all(self, values: list[float], times: int = 1) -> None: ...
+
 
 SILENT = Silent()
 
@@ -61,6 +67,16 @@ class Buckets:
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
+
+    def observe_all(self, values: list[float], times: int = 1) -> None:
+        values.sort()
+        start = 0
+        for place, bound in enumerate(self._bounds):
+            end = bisect_right(values, bound, start)
+            self.counts[place] += (end - start) * times
+            start = end
+        self.counts[-1] += (len(values) - start) * times
+        self.sum += sum(values) * times
 
 
 class Meter:

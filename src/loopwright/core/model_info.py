@@ -39,6 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     template_sha256: str = ""  # of the chat template
     reasoning: tuple[str, str] | None = None  # the tags around what it thinks, if its template has such
     tool_format: str = "hermes"  # how it writes calls of tools: docs/tools-while-generating.md
+    template_options: tuple[str, ...] = ()  # what its template reads beside messages and tools
     engine: str = ""  # what computes: its version and back-end
     version: str = ""  # changes when an answer could: quantization and weights
     service_id: int = 0  # which of the server's engines runs it; models of one engine share its pages

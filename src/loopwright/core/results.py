@@ -41,6 +41,7 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     entropy: float | None = None  # in nats, of the whole distribution; if asked
     allowed_mass: float | None = None
     logits: bytes | None = None  # [vocab_size] little-endian float32, before any mask; if asked
+    ranks: bytes | None = None  # little-endian int32, parallel to ids; 1 is the most probable; if asked
 
 
 class Forwarded(Result, frozen=True, tag="forwarded"):
@@ -59,6 +60,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
     cached_tokens: int = 0  # inputs that did not run, because their KV was there
+    draft_cost: float | None = None  # what its drafts took, in steps without them; if steps have been measured
 
 
 StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end", "entropy"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import RowResult, Sampled
@@ -21,7 +22,7 @@ from loopwright.engine.draws import draw, uniform
 from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
-_MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
+MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
     traced = _run_traced(logits, are_finite, questions)
     return [
-        _answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
+        answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
         for place, (row, normalizer, is_finite, question) in enumerate(
             zip(logits, normalizers, are_finite, questions, strict=True)
         )
@@ -126,7 +127,15 @@ def distribution(logits: Tensor, normalizer: float, request: DistributionRequest
         entropy=_entropy(seen, own_normalizer) if request.entropy else None,
         allowed_mass=None if allowed is None else min(1.0, math.exp(own_normalizer - normalizer)),
         logits=logits.cpu().numpy().astype("<f4").tobytes() if request.logits else None,
+        ranks=_ranks(seen, len(top_ids), extra).astype("<i4").tobytes() if request.ranks else None,
     )
+
+
+def _ranks(seen: Tensor, num_top: int, extra: Sequence[int]) -> NDArray[np.int64]:
+    """Of the `num_top` most probable of `seen` [vocab_size] and then of the extra ids, from 1: the lowest id first on a
+    tie, as they are listed."""
+    of_extra = [int((seen > seen[one]).sum() + (seen[:one] == seen[one]).sum()) + 1 for one in extra]
+    return np.array([*range(1, num_top + 1), *of_extra])
 
 
 def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[Question]) -> dict[int, TracedAnswer]:
@@ -143,7 +152,7 @@ def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[
     return dict(zip(rows, run_samplers(list(rows.values())), strict=True)) if rows else {}
 
 
-def _answer_one(logits: Tensor, normalizer: float, question: Question, traced: TracedAnswer | None) -> RowResult:
+def answer_one(logits: Tensor, normalizer: float, question: Question, traced: TracedAnswer | None) -> RowResult:
     sampled: tuple[Sampled, ...] = ()
     if question.sampling is not None:
         try:
@@ -215,7 +224,7 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
         is_seen[torch.tensor(sampling.seen, dtype=torch.int64, device=logits.device)] = True
         penalty = sampling.repetition_penalty
         wide = logits.double()  # in float32 a penalty can be zero
-        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-_MAX_LOGIT, _MAX_LOGIT).float()
+        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-MAX_LOGIT, MAX_LOGIT).float()
         logits = torch.where(is_seen, penalized, logits)
         logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     for token_id, bias in sampling.logit_bias.items():

@@ -302,6 +302,9 @@ def _distribution(logits: NDArray[np.float64], request: DistributionRequest) -> 
         entropy=-float((probabilities * np.where(probabilities > 0, logprobs, 0)).sum()) if request.entropy else None,
         allowed_mass=None if request.allowed is None else float(np.exp(_logprobs(logits))[allowed].sum()),
         logits=logits.astype("<f4").tobytes() if request.logits else None,
+        ranks=(np.argsort(np.argsort(-logprobs, kind="stable"))[token_ids] + 1).astype("<i4").tobytes()
+        if request.ranks
+        else None,
     )
 
 

@@ -14,7 +14,6 @@ from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.model_info import ModelInfo
 from loopwright.text.chat_template import ChatTemplate
 from loopwright.text.tokenizer import Tokenizer
-from loopwright.text.tool_prompts import tool_format
 
 FactCall: TypeAlias = Describe | Models | Adapters | EmbedsNeeded
 
@@ -70,7 +69,7 @@ def _describe(call: Describe, run: RunFacts, model: ModelText) -> dict[str, Any]
     if "parent" in call.include:
         found["parent"] = run.parent
     if "tool_format" in call.include:
-        found["tool_format"] = tool_format(model.tokenizer.chat_template)
+        found["tool_format"] = model.info.tool_format
     return found
 
 

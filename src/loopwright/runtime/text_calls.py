@@ -64,7 +64,7 @@ class TextCalls:
         messages = [_message(one) for one in call.messages]
         tools = [msgspec.structs.asdict(tool) for tool in call.tools]
         return self._model.chat_template.render_delta(
-            messages, call.num_done, call.is_open, call.add_generation_prompt, tools
+            messages, call.num_done, call.is_open, call.add_generation_prompt, tools, call.options
         )
 
 

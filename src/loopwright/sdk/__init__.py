@@ -26,12 +26,12 @@ from loopwright.sdk.grammar import Grammar, choice, json_object, json_schema, la
 from loopwright.sdk.handover import export_context, import_context, unexport_context
 from loopwright.sdk.messaging import MessagesLost, broadcast, pull, push, subscribe
 from loopwright.sdk.model import Model, detokenize, model, models, prompt_template, tokenize, vocabulary
-from loopwright.sdk.output import Show, emit, emit_text, log
+from loopwright.sdk.output import Show, emit, emit_text, emit_tool_call, log
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_facts import RunFacts, run_facts
 from loopwright.sdk.speculation import Speculated, speculate
 from loopwright.sdk.store import Store
-from loopwright.sdk.tools import Tool, tool
+from loopwright.sdk.tools import Tool, client_tool, tool
 from loopwright.sdk.turn import BrokenCall, Chunk, Score, ToolCall, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
@@ -76,10 +76,12 @@ __all__ = [
     "broadcast",
     "children",
     "choice",
+    "client_tool",
     "detokenize",
     "draw",
     "emit",
     "emit_text",
+    "emit_tool_call",
     "errors",
     "export_context",
     "http",

@@ -27,6 +27,7 @@ from loopwright.sdk.token_log import TokenLog
 from loopwright.sdk.tool_calls import ToolUse, tool_use
 from loopwright.sdk.tool_stream import ToolStream
 from loopwright.sdk.tools import Tool
+from loopwright.sdk.transcript import plain_message
 from loopwright.sdk.turn import Score, ToolCall, Turn, Verified
 from loopwright.sdk.turnstile import Turnstile
 from loopwright.sdk.views import Provenance, Window
@@ -44,16 +45,24 @@ class Context:
 
     `seed` keys all draws together with the token's position: the same seed and tokens give the same text. Without one,
     each context has its own, derived from the run's. `model` names another model of the
-    server than the run's own: docs/models.md."""
+    server than the run's own: docs/models.md. `template` sets what the model's chat template reads beside messages and
+    tools, such as {"enable_thinking": False}; what it does not read is BadRequest when messages are written."""
 
-    def __init__(self, *, seed: int | None = None, priority: int = 0, model: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        priority: int = 0,
+        model: str = "",
+        template: dict[str, Any] | None = None,
+    ) -> None:
         self._turnstile = Turnstile()
         self._run = run_state()
         self._queue = Queue.of_context(priority, model)
         self._priority = priority
         self._seed = seed
         self._number = self._run.take_context_number()
-        self._log = TokenLog(model)
+        self._log = TokenLog(model, template)
         self._kv = ContextKv(self._run, self._queue, self._log)
         self._segment: Segment | None = None  # begun and not yet accounted for
 
@@ -81,6 +90,12 @@ class Context:
         """Adds a message of any role that the template knows. `more`: of a result, `tool_call_id` and the `name` of its
         tool; of an assistant's message, `tool_calls` as {name, arguments, id}."""
         self._log.append({"role": role, "content": content, **more})
+
+    def messages(self, messages: Iterable[dict[str, Any]]) -> None:
+        """Adds messages in the form of OpenAI's requests, as a program that is used as a model gets them: calls of
+        tools and their results among them."""
+        for one in messages:
+            self._log.append(plain_message(one))
 
     def tell_tools(self, tools: Sequence[Tool]) -> None:
         """Has the chat's first messages tell of the tools, before anything of it has run. `generate` and `stream` do so
@@ -262,12 +277,13 @@ class Context:
                 scores += await self._score(ids[first : first + MAX_FORKS_SCORED])
             return scores
 
-    async def append_scored(self, tokens: Sequence[int], k: int = 1) -> list[Distribution]:
+    async def append_scored(self, tokens: Sequence[int], k: int = 1, *, ranks: bool = False) -> list[Distribution]:
         """Adds token ids, and says for each which distribution it was found in: the k most probable of its place, and
-        the token itself. The context must not be empty. Nothing of what it runs comes out of a cache."""
+        the token itself, if asked with their ranks. The context must not be empty. Nothing of what it runs comes out of
+        a cache."""
         with self._turnstile:
             await self._prepare(opens_turn=False)
-            return [Distribution(one) for one in await self._kv.score(list(tokens), k)]
+            return [Distribution(one) for one in await self._kv.score(list(tokens), k, ranks=ranks)]
 
     async def verify(
         self, drafts: Sequence[int], *, proposes: bool = False, **sampling: Unpack[SamplingOptions]

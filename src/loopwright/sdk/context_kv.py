@@ -51,18 +51,18 @@ class ContextKv:
         mask = self.views.mask(self.pages.layout, run)
         return await self.pages.forward([*self._log.tokens, *drafts], run, len(drafts), mask=mask, **outputs)
 
-    async def score(self, tokens: list[int], k: int) -> list[Payload]:
+    async def score(self, tokens: list[int], k: int, *, ranks: bool = False) -> list[Payload]:
         """Adds tokens to the log, and says for each in which distribution it was found. Distributions of a few places
         at a time are in memory."""
         found: list[Payload] = []
         for first in range(0, len(tokens), MAX_TOKENS_SCORED):
             some = tokens[first : first + MAX_TOKENS_SCORED]
-            found += await self.ask_each(some, k)
+            found += await self.ask_each(some, k, ranks=ranks)
             self._log.tokens.append(some[-1])
             self._log.num_written = 0
         return found
 
-    async def ask_each(self, tokens: list[int], k: int = 1) -> list[Payload]:
+    async def ask_each(self, tokens: list[int], k: int = 1, *, ranks: bool = False) -> list[Payload]:
         """The distributions, each with the next of `tokens` in it, that follow the last token and then, one after the
         other, those; all but the last of them are in the log then."""
         self._needed_to_ask()
@@ -70,7 +70,9 @@ class ContextKv:
         self._log.tokens += tokens[:-1]
         run = self.views.missing(((last, len(self._log)),), self.pages.cached)
         first = size_of(run) - len(tokens)
-        asked = [{"index": first + place, "k": k, "must_include": [one]} for place, one in enumerate(tokens)]
+        asked = [
+            {"index": first + place, "k": k, "must_include": [one], "ranks": ranks} for place, one in enumerate(tokens)
+        ]
         mask = self.views.mask(self.pages.layout, run)
         payload = await self.pages.forward(self._log.tokens, run, mask=mask, distributions=asked)
         found: list[Payload] = payload["distributions"]

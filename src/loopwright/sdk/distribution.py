@@ -4,9 +4,12 @@ import base64
 import math
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 from loopwright.sdk.errors import BoundaryHit
+
+_MAX_SHOWN = 5
 
 
 class RandomSource(Protocol):
@@ -21,7 +24,7 @@ class Distribution:
     `ids` and `logprobs` are parallel, by falling probability. `covered` is the mass they hold, `tail_mass` the rest,
     `truncated` whether there is a rest. Asked for with `allowed`, all of this is of the masked distribution, and
     `allowed_mass` is what the mask has without it. `entropy` (nats) and `logits` (the model's own, of the whole
-    vocabulary, by id) are None unless asked for."""
+    vocabulary, by id) are None unless asked for; so are `ranks`, where 1 is the most probable of all."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.ids = array("i", base64.b64decode(data["ids"]))
@@ -33,6 +36,14 @@ class Distribution:
         self.allowed_mass: float | None = data.get("allowed_mass")
         logits = data.get("logits")
         self.logits = None if logits is None else array("f", base64.b64decode(logits))
+        ranks = data.get("ranks")
+        self.ranks = None if ranks is None else array("i", base64.b64decode(ranks))
+
+    def __repr__(self) -> str:
+        """The most probable tokens with their probabilities, how many are listed, and the mass of the rest."""
+        shown = ", ".join(f"{token}: {math.exp(logprob):.3g}" for token, logprob in islice(self, _MAX_SHOWN))
+        more = ", …" if len(self) > _MAX_SHOWN else ""
+        return f"<Distribution {shown}{more} ({len(self)} listed, tail {self.tail_mass:.3g})>"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,6 +59,11 @@ class Distribution:
     def listed(self, token: int) -> float:
         """The log-probability of a token that is listed."""
         return self.logprobs[self.ids.index(token)]
+
+    def rank(self, token: int) -> int:
+        """The place of a token that is listed among all tokens, if ranks were asked for."""
+        assert self.ranks is not None
+        return self.ranks[self.ids.index(token)]
 
     def probabilities(self, max_tv: float = 0.0) -> dict[int, float]:
         """The listed tokens' probabilities, scaled to sum to 1.

@@ -151,20 +151,21 @@ def _log_data(log: TokenLog) -> Data:
         "messages": log.transcript.messages,
         "is_open": log.transcript.is_open,
         "tools": log.transcript.tools,
+        "options": log.transcript.options,
         "num_written": log.num_written,
         "marks": [[start, len(transcript.messages), transcript.is_open] for start, transcript in log.marks],
     }
 
 
 def _fill_log(log: TokenLog, data: Data) -> None:
-    messages, tools = data["messages"], data["tools"]
+    messages, tools, options = data["messages"], data["tools"], data["options"]
     log.tokens += data["tokens"]
-    log.transcript = Transcript(list(messages), data["is_open"], tools)
+    log.transcript = Transcript(list(messages), data["is_open"], tools, options)
     log.num_written = data["num_written"]
-    log.marks = [(start, _mark(messages[:count], is_open, tools)) for start, count, is_open in data["marks"]]
+    log.marks = [(start, _mark(messages[:count], is_open, tools, options)) for start, count, is_open in data["marks"]]
 
 
-def _mark(messages: list[dict[str, str]], is_open: bool, tools: list[Data]) -> Transcript:
+def _mark(messages: list[Data], is_open: bool, tools: list[Data], options: Data) -> Transcript:
     if is_open:
         messages[-1] = {**messages[-1], "content": ""}  # nothing of the turn was written yet
-    return Transcript(messages, is_open, tools if messages else [])  # the first messages tell of them
+    return Transcript(messages, is_open, tools if messages else [], options)  # the first messages tell of them

@@ -34,6 +34,12 @@ def emit_text(text: str) -> None:
     current_port().post({"op": "emit_text", "text": text})
 
 
+def emit_tool_call(name: str, arguments: dict[str, Any], *, id: str = "") -> None:
+    """Has the client call one of its tools: as a model name, the message has the call, and its reason is `tool_calls`.
+    Who chooses no `id` gets one made."""
+    emit({"type": "tool_call", "name": name, "arguments": arguments, "id": id})
+
+
 def log(*values: object) -> None:
     """Writes a line to the run's log."""
     current_port().log("log", " ".join(str(value) for value in values))

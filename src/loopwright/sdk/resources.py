@@ -243,6 +243,7 @@ def render_chat(
     is_open: bool,
     add_generation_prompt: bool,
     tools: Sequence[Payload] = (),
+    options: Payload | None = None,
     model: str = "",
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
@@ -255,6 +256,7 @@ def render_chat(
             "add_generation_prompt": add_generation_prompt,
             "model": model,
             "tools": list(tools),
+            "options": options or {},
         }
     )
 

@@ -6,6 +6,7 @@ Never knows of KV or views. Owned by one Context.
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from loopwright.sdk.resources import detokenize, render_chat, tokenize
 from loopwright.sdk.spans import Spans, common, moved_up, numbers, size_of
@@ -17,13 +18,15 @@ Part = str | list[int] | Message  # what was appended and is not tokens yet
 class TokenLog:
     """Tokens, and the parts that wait to become some. Appending costs nothing; `write_out` has the host do the work."""
 
-    def __init__(self, model: str = "") -> None:
+    def __init__(self, model: str = "", template: dict[str, Any] | None = None) -> None:
         self._model = model
         self.tokens: list[int] = []
-        self.transcript = Transcript()
+        self.transcript = Transcript(options=dict(template or {}))
         self.num_written = 0  # how many of the last tokens the model wrote
         self._parts: deque[Part] = deque()
-        self.marks: list[tuple[int, Transcript]] = [(0, Transcript())]  # the transcript at some numbers of tokens
+        self.marks: list[tuple[int, Transcript]] = [
+            (0, self.transcript.copy())
+        ]  # the transcript at some numbers of tokens
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -57,6 +57,19 @@ def tool(function: Callable[..., Any]) -> Tool:
     return Tool(found.name, found.description, found.parameters, lambda arguments: function(**arguments))
 
 
+def client_tool(spec: dict[str, Any]) -> Tool:
+    """A tool of the client whose request the program answers, in the form of OpenAI's requests. The model may call it;
+    to execute is up to the client, so calling it here is NotImplementedError: give its calls to `emit_tool_call`."""
+    function = spec["function"]
+    schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    is_strict = function.get("strict") is True
+    return Tool(function["name"], function.get("description") or "", schema, _of_client, strict=is_strict)
+
+
+def _of_client(arguments: dict[str, Any]) -> None:
+    raise NotImplementedError("a client's tool is executed by the client: emit_tool_call")
+
+
 async def call(name: str, /, **arguments: Any) -> Any:  # noqa: ANN401 (JSON)
     """The result of a tool of the server. Raises PermissionDenied unless the program's permissions list it, NotFound,
     BadRequest for arguments that do not fit its schema, ToolFailed."""

@@ -3,6 +3,7 @@
 Never talks to the model. Owned by one Context, which renders what `delta` describes.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,27 @@ Tool = dict[str, Any]
 """What the model is told of a tool: {name, description, parameters}."""
 
 
+def plain_message(message: Message) -> Message:
+    """A message in the form of OpenAI's requests, as `render_chat` takes it. Raises BadRequest for arguments of a call
+    that are no JSON object."""
+    kept = {name: message[name] for name in ("role", "name", "tool_call_id") if message.get(name) is not None}
+    found = {**kept, "content": message.get("content") or ""}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_plain_call(one) for one in calls]
+    return found
+
+
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise BadRequest(f"tool_calls: the arguments of {function['name']} are not JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise BadRequest(f"tool_calls: the arguments of {function['name']} are no JSON object")
+    return {"id": call["id"], "name": function["name"], "arguments": arguments}
+
+
 @dataclass(slots=True)
 class Transcript:
     """Messages that are in the context. While `is_open`, the last one is an assistant message still being written."""
@@ -21,6 +43,7 @@ class Transcript:
     messages: list[Message] = field(default_factory=list)
     is_open: bool = False
     tools: list[Tool] = field(default_factory=list)  # that the first messages tell of
+    options: dict[str, Any] = field(default_factory=dict)  # that the chat template reads
 
     def delta(self, new: Sequence[Message], opens_turn: bool) -> dict[str, Any]:
         """Arguments of render_chat for what must follow the context to add `new` and, if asked, open a turn."""
@@ -30,6 +53,7 @@ class Transcript:
             "is_open": self.is_open,
             "add_generation_prompt": opens_turn,
             "tools": self.tools,
+            "options": self.options,
         }
 
     def extend(self, new: Sequence[Message], opens_turn: bool) -> None:
@@ -59,4 +83,4 @@ class Transcript:
         self.tools = [*self.tools, *new]
 
     def copy(self) -> "Transcript":
-        return Transcript(list(self.messages), self.is_open, self.tools)
+        return Transcript(list(self.messages), self.is_open, self.tools, self.options)

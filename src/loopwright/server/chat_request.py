@@ -5,7 +5,7 @@ Every parameter that OpenAI documents is honoured, inert, or refused by name; nu
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -28,9 +28,26 @@ Message = dict[str, Any]
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A part of a message's content. There is no other kind: images, audio and files are refused by their type."""
+    """A part of a message's content."""
 
     text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """Refused, whatever else it says, as the next two are."""
+
+    kind: ClassVar[str] = "images"
+
+
+class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    kind: ClassVar[str] = "audio"
+
+
+class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
+    kind: ClassVar[str] = "files"
+
+
+Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +55,7 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what OpenAI's own answers carry, as null or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[CallBody] | None = None
@@ -63,6 +80,9 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    enable_thinking: bool | None = None  # from here on extensions
+    chat_template_kwargs: dict[str, Any] | None = None
 
     metadata: dict[str, str] | None = None  # from here on inert: they change no answer
     prompt_cache_key: str | None = None
@@ -78,7 +98,6 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -94,6 +113,8 @@ class ChatRequest:
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
+    for place, message in enumerate(body.messages):
+        _check_parts(message, f"messages[{place}]")
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs: only allowed when logprobs is true", field="top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -110,6 +131,8 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
         more["reasoning"] = list(model.reasoning)
     if request.tools is not None:
         more["tools"] = request.tools.options()
+    if template := read_template_options(request.body, model):
+        more["template"] = template
     spec = model_spec("chat", {"messages": read_messages(request.body.messages)}, request.generation, model)
     spec.arguments["options"] = {**spec.arguments["options"], **more}
     return spec
@@ -117,9 +140,35 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
 
 def prompt_arguments(spec: RunSpec) -> dict[str, Any]:
     """What the prompt of a chat's run is made of, as the program `tokenize` takes it."""
+    template = spec.arguments["options"].get("template", {})
     tools = spec.arguments["options"].get("tools", {}).get("tools", ())
     specs = [{name: value for name, value in one.items() if name != "strict"} for one in tools]
-    return {"messages": spec.arguments["messages"], "tools": specs}
+    return {"messages": spec.arguments["messages"], "tools": specs, "template": template}
+
+
+def read_template_options(body: ChatBody, model: ModelInfo) -> dict[str, Any]:
+    """What the model's chat template is to read. Raises BadRequest for what it does not, naming the field."""
+    asked: dict[str, tuple[str, Any]] = {}  # by the template's name: the field, and its value
+    for name, value in (body.chat_template_kwargs or {}).items():
+        asked[name] = (f"chat_template_kwargs.{name[:100]}", value)
+    effort = body.reasoning_effort
+    for field, value in (("enable_thinking", body.enable_thinking), ("reasoning_effort", effort)):
+        name = field
+        if effort == "none" and field not in model.template_options and "enable_thinking" in model.template_options:
+            name, value = "enable_thinking", False  # a template that knows whether to think, and not how hard
+        if value is not None:
+            if name in asked and asked[name][1] != value:
+                raise BadRequest(f"{field}: {asked[name][0]} says otherwise", hint="send one of the two", field=field)
+            asked[name] = (field, value)
+    for name, (field, _) in asked.items():
+        if name not in model.template_options:
+            known = ", ".join(model.template_options) or "nothing beside messages and tools"
+            raise BadRequest(
+                f"{field}: not supported by the chat template of {model.name}, which reads {known}",
+                hint=f"leave {field} out",
+                field=field,
+            )
+    return {name: value for name, (_, value) in asked.items()}
 
 
 def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:
@@ -179,7 +228,21 @@ def _role(message: MessageBody) -> str:
 
 def _content(message: MessageBody) -> str | None:
     content = message.content
-    return "".join(part.text for part in content) if isinstance(content, list) else content
+    if isinstance(content, list):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return content
+
+
+def _check_parts(message: MessageBody, place: str) -> None:
+    """Raises BadRequest for what is no text."""
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if not isinstance(part, TextPart):
+            field = f"{place}.content[{number}]"
+            raise BadRequest(
+                f"{field}: {part.kind} cannot be read: every model of this server takes text alone",
+                hint="send parts of the type text, or the content as a string",
+                field=field,
+            )
 
 
 def _read_max_tokens(body: ChatBody) -> int | None:

@@ -233,4 +233,7 @@ def _by_id(one: TokenLogprob, num_top: int) -> Json | None:
     if one.logprob is None:
         return None
     listed = {other.token: other for other in (*one.top[:num_top], one)}
-    return {str(token): {"logprob": other.logprob, "decoded_token": other.text} for token, other in listed.items()}
+    return {
+        str(token): {"logprob": other.logprob, "rank": other.rank, "decoded_token": other.text}
+        for token, other in listed.items()
+    }

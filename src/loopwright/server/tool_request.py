@@ -60,7 +60,9 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: str
 
 
-class CallBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class CallBody(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="function"
+):
     """A call that an assistant's message made."""
 
     id: str

@@ -8,7 +8,7 @@ control token in its own text is signed with a secret that no message can know. 
 a control id, and everything else is encoded as plain text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
@@ -27,6 +27,8 @@ from loopwright.text.tool_prompts import (
 
 ROLES = ("system", "user", "assistant", "tool")
 
+NO_OPTIONS: Mapping[str, object] = {}
+
 _PLACE = "contentplaceholder"  # stands for an open message's content; a word, so that no template trims or splits it
 
 
@@ -35,7 +37,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer, clock: Clock) -> None:
         self._tokenizer = tokenizer
-        self._tool_format: ToolFormat = tool_format(source)
+        self.tool_format: ToolFormat = tool_format(source)
         self._sandbox = TemplateSandbox(
             source,
             controls=tokenizer.controls,
@@ -47,11 +49,22 @@ class ChatTemplate:
         )
         self._check_control_tokens()
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> list[int]:
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of what the template reads beside messages and tools, such as `enable_thinking`."""
+        return self._sandbox.options
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> list[int]:
         """The ids of a whole chat, with exactly one BOS where the model has one. Raises BadRequest that names the
-        message at fault, or says why the template refuses the chat."""
+        message or the option at fault, or says why the template refuses the chat."""
         _check(messages)
-        ids = self._encode(self._write(messages, add_generation_prompt, tools), follows="nothing")
+        ids = self._encode(self._write(messages, add_generation_prompt, tools, options), follows="nothing")
         bos_id = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
@@ -64,6 +77,7 @@ class ChatTemplate:
         is_open: bool,
         add_generation_prompt: bool,
         tools: Sequence[Tool] = (),
+        options: Mapping[str, object] = NO_OPTIONS,
     ) -> list[int]:
         """The ids that are missing from a context which holds the first `num_done` messages already.
 
@@ -72,16 +86,16 @@ class ChatTemplate:
         _check(messages)
         _check_done(messages, num_done, is_open)
         if num_done == 0:
-            return self.render(messages, add_generation_prompt, tools)
+            return self.render(messages, add_generation_prompt, tools, options)
         place = self._sandbox.secret + _PLACE
         if is_open:
             opened = {**messages[num_done - 1], "content": place}
             messages = [*messages[: num_done - 1], opened, *messages[num_done:]]
-        done = self._write(messages[:num_done], False, tools)
+        done = self._write(messages[:num_done], False, tools, options)
         if is_open:
             before, found, _ = done.rpartition(place)
             done = before + place if found else place  # without the place nothing can start with it
-        whole = self._write(messages, add_generation_prompt, tools)
+        whole = self._write(messages, add_generation_prompt, tools, options)
         if not whole.startswith(done):
             raise BadRequest(
                 f"the model's chat template writes the first {num_done} messages differently when others follow",
@@ -90,12 +104,25 @@ class ChatTemplate:
             )
         return self._encode(whole[len(done) :], self._what_ends(done))
 
-    def _write(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Tool]) -> str:
+    def _write(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Tool],
+        options: Mapping[str, object],
+    ) -> str:
+        for name in options:
+            if name not in self.options:
+                known = f"it reads {', '.join(self.options)}" if self.options else "it reads none"
+                raise BadRequest(
+                    f"the model's chat template does not read the option {name[:100]!r}; {known}",
+                    field=f"options.{name}",
+                )
         if any("tool_calls" in one for one in messages):
-            messages = told_calls(messages) if self._sandbox.takes_calls else written_calls(messages, self._tool_format)
+            messages = told_calls(messages) if self._sandbox.takes_calls else written_calls(messages, self.tool_format)
         if tools and not self._sandbox.takes_tools:
-            return self._sandbox.render(told_in_messages(messages, tools, self._tool_format), add_generation_prompt)
-        return self._sandbox.render(messages, add_generation_prompt, functions(tools))
+            messages, tools = told_in_messages(messages, tools, self.tool_format), ()
+        return self._sandbox.render(messages, add_generation_prompt, functions(tools), options)
 
     def _check_control_tokens(self) -> None:
         try:

@@ -37,12 +37,15 @@ MAX_REPEATS = 1000
 
 _COUNT_STEP = "loopwright_count_step"
 
+_OWN_NAMES = {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token"}
+"""What a template gets of us, and no caller may set."""
+
 
 class TemplateSandbox:
     """One compiled template. Raises BadRequest when it cannot be compiled.
 
     `controls`: how each control token is written → its id. `variables`: strings that the template may use, which are
-    the template's own."""
+    the template's own. `options` are the names of those that a caller may set beside them."""
 
     def __init__(self, source: str, controls: Mapping[str, int], variables: Mapping[str, str], clock: Clock) -> None:
         self.secret = (
@@ -54,7 +57,9 @@ class TemplateSandbox:
         self._variables = {name: signer.sign(text) for name, text in variables.items()}
         environment = _environment(clock)
         try:
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            wanted = meta.find_undeclared_variables(environment.parse(source))
+            self.takes_tools = "tools" in wanted
+            self.options = tuple(sorted(wanted - environment.globals.keys() - _OWN_NAMES))
             self.takes_calls = "tool_calls" in source
             tree = _Instrumented(signer).visit(environment.parse(source))
             self._template = environment.from_string(tree)
@@ -66,19 +71,15 @@ class TemplateSandbox:
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, object]] = (),
+        options: Mapping[str, object] = {},
     ) -> str:
         """The rendered text, control tokens signed. Raises BadRequest, with the template's words if it refuses."""
         parts: list[str] = []
         num_characters = 0
         try:
-            for part in self._template.generate(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) or None,
-                documents=None,
-                **self._variables,
-                **{_COUNT_STEP: _step_counter()},
-            ):
+            own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": list(tools) or None}
+            own |= {"documents": None, **self._variables, _COUNT_STEP: _step_counter()}
+            for part in self._template.generate({**options, **own}):
                 parts.append(part)
                 num_characters += len(part)
                 if num_characters > MAX_RENDERED_CHARACTERS:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from loopwright.runtime.builtin.thinking import Limits, Thought, think_and_answer
-from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Tool, Turn, emit, resources
+from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Tool, Turn, client_tool, emit, resources
 from loopwright.sdk.sampling import context_seed
 
 MAX_CONTEXTS = 128
@@ -37,6 +37,7 @@ class Options:
     shows_prompt: bool = False
     prompt_logprobs: int | None = None  # so many of the most probable tokens of each place
     truncate_prompt_tokens: int | None = None  # keep the last ones
+    drops_messages: bool = False  # the oldest of a conversation, until it fits
     reasoning: tuple[str, str] | None = None  # the tags around what the model thinks before it answers
     max_thought_tokens: int | None = None  # of what it thinks; None is as many as fit, 0 is no thoughts
 
@@ -45,13 +46,13 @@ class Options:
         """Whether the ids are wanted before the prompt runs."""
         return self.shows_prompt or self.prompt_logprobs is not None or self.truncate_prompt_tokens is not None
 
+    template: dict[str, Any] = field(default_factory=dict)  # what the chat template reads beside messages and tools
+
     @cached_property
     def known_tools(self) -> list[Tool]:
         """What the model is told that it may call."""
         given = () if self.tools is None else self.tools["tools"]
-        return [
-            Tool(one["name"], one["description"], one["parameters"], _not_here, strict=one["strict"]) for one in given
-        ]
+        return [client_tool({"function": one}) for one in given]
 
     def of_tools(self) -> dict[str, Any]:
         """What holds a segment to its tools, as `Context.generate` takes it."""
@@ -64,10 +65,6 @@ class Options:
     def is_plain(self) -> bool:
         """Whether the text of one choice is all there is to show."""
         return self.best_of == 1 and not (self.shows_tokens or self.shows_logprobs or self.reasoning)
-
-
-def _not_here(arguments: dict[str, Any]) -> None:
-    raise AssertionError("a client's tool is executed by the client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ async def prompt_of_ids(number: int, ids: Sequence[int], options: Options, text:
         found: list[Distribution] = []
     else:
         ctx.append(ids[:1])
-        found = await ctx.append_scored(ids[1:], max(1, options.prompt_logprobs))
+        found = await ctx.append_scored(ids[1:], max(1, options.prompt_logprobs), ranks=True)
     if options.shows_prompt or options.prompt_logprobs is not None:
         shown = (await resources.detokenize(ids))["text"] if text is None else text
         logprobs = None if options.prompt_logprobs is None else await _logprobs(ids, found, options.prompt_logprobs)
@@ -225,6 +222,6 @@ async def _logprobs(ids: Sequence[int], found: Sequence[Distribution], num_top: 
     pieces = {piece["token"]: piece for piece in (await resources.detokenize(wanted, each=True))["pieces"]}
     rows = [{**pieces[ids[0]], "logprob": None}]
     for token, one, top in zip(ids[1:], found, tops, strict=True):
-        listed = [{**pieces[other], "logprob": logprob} for other, logprob in top]
-        rows.append({**pieces[token], "logprob": one.listed(token), "top": listed})
+        listed = [{**pieces[other], "logprob": logprob, "rank": one.rank(other)} for other, logprob in top]
+        rows.append({**pieces[token], "logprob": one.listed(token), "rank": one.rank(token), "top": listed})
     return rows

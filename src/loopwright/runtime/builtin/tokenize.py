@@ -14,6 +14,7 @@ async def main(
     starts_context: bool = True,
     messages: list[dict[str, Any]] | None = None,
     tools: list[dict[str, Any]] = [],  # noqa: B006
+    template: dict[str, Any] = {},  # noqa: B006
     add_generation_prompt: bool = True,
     with_strings: bool = False,
     with_text: bool = False,
@@ -23,7 +24,12 @@ async def main(
         found = await resources.tokenize(text, starts_context=starts_context)
     else:
         found = await resources.render_chat(
-            messages, num_done=0, is_open=False, add_generation_prompt=add_generation_prompt, tools=tools
+            messages,
+            num_done=0,
+            is_open=False,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            options=template,
         )
     tokens = found["tokens"]
     if not (with_strings or with_text):
