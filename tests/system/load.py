@@ -7,6 +7,7 @@ read the token that the step made.
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -190,6 +191,7 @@ async def load(
     report = Report()
     async with served(SteppingExecutor()) as (system, port):
         await Clients(port, random.Random(seed), report).run(1, 0.0, on_progress)  # what is made once is made by now
+        gc.collect()  # what earlier work let go of would make room for a leak
         before = held_now()
         await Clients(port, random.Random(seed), report).run(num_streams, seconds, on_progress)
         try:
