@@ -178,7 +178,8 @@ def noise(lines: list[str]) -> None:
                     runner.run(Batch(rows=[ForwardRow(table, 0, range(64), tokens[:64]) for table in some]))
                 ask = [DistributionRequest(k=1, logits=True)]
                 rows = [ForwardRow(table, 64, [64], tokens[64:], distributions=ask if row == 0 else (),
-                                   sampling=None if row == 0 else Sampling()) for row, table in enumerate(tables)]  # fmt: skip
+                                   sampling=None if row == 0 else Sampling())
+                        for row, table in enumerate(tables)]  # fmt: skip
                 logits = np.frombuffer(runner.run(Batch(rows=rows)).rows[0].distributions[0].logits or b"", "<f4")
                 found[dtype, size] = logits - np.logaddexp.reduce(logits)
             del runner, parts
@@ -186,9 +187,11 @@ def noise(lines: list[str]) -> None:
     spread = float(reference.std())
     for size in BATCHES:
         one = found[torch.bfloat16, size]
-        say(lines, f"noise at batch {size}: {np.sqrt(np.mean((one - reference) ** 2)) / spread:.4f} of the spread "
-                   f"({spread:.2f}) from float32, largest {np.abs(one - reference).max():.3f}; from batch 1 "
-                   f"{np.sqrt(np.mean((one - alone) ** 2)) / spread:.4f}, largest {np.abs(one - alone).max():.3f}")  # fmt: skip
+        (far, most), (near, least) = (
+            (np.sqrt(np.mean((one - other) ** 2)) / spread, np.abs(one - other).max()) for other in (reference, alone)
+        )
+        say(lines, f"noise at batch {size}: {far:.4f} of the spread ({spread:.2f}) from float32, largest {most:.3f}; "
+                   f"from batch 1 {near:.4f}, largest {least:.3f}")  # fmt: skip
 
 
 def _copy_bandwidth() -> float:

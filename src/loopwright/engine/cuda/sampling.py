@@ -119,7 +119,8 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
 
 
 def draw_with(logits: Tensor, samplings: RowSamplings, numbers: Tensor) -> Drawn:
-    """`draw_rows` with the numbers of the draws, float64 [num_rows], in [0, 1). Launches do not depend on what tensors hold."""
+    """`draw_rows` with the numbers of the draws, float64 [num_rows], in [0, 1). What is launched does not depend on
+    what the tensors hold."""
     top, best = logits.max(-1, keepdim=True)  # of equal values, the first
     chosen, totals = best[:, 0], torch.ones_like(numbers)
     is_open = torch.zeros_like(samplings.greedy)
