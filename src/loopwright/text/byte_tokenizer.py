@@ -24,9 +24,15 @@ def byte_tokenizer(chat_template: str = "") -> Tokenizer:
     )
 
 
+PLAIN_CHAT = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
 def made_up_tokenizer(vocab_size: int) -> Tokenizer:
     """For a model of random weights: the byte tokenizer, whose further ids up to `vocab_size` are words like ` w1234`
-    that no text becomes."""
+    that no text becomes. Chats are written out plainly, so that all routes can be measured."""
     plain = byte_tokenizer()
     words = (f" w{token_id}".encode() for token_id in range(plain.vocab_size, vocab_size))
-    return replace(plain, token_bytes=(*plain.token_bytes, *words))
+    return replace(plain, token_bytes=(*plain.token_bytes, *words), chat_template=PLAIN_CHAT)
