@@ -67,6 +67,8 @@ async def test_an_end_by_length_wastes_no_row_and_an_end_by_a_token_one() -> Non
     rig.drain()
     assert [batch.num_rows for batch in rig.executor.batches] == [3, 3, 3, 2, 2, 1, 1, 1]
     assert await num_wasted(rig) == 1
+    stats = await rig.controller.stats()
+    assert (stats.num_rows, stats.num_decode_tokens) == (16, 16)
     stopped = runs[1].segment(calls[1])
     assert (list(stopped.tokens), stopped.reason) == (expected(6, 9, (stop,)), "stop_token")
     assert [token for part in runs[1].parts[calls[1]] for token in part.tokens] == list(stopped.tokens)

@@ -26,10 +26,12 @@ from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig, Step
+from loopwright.control.scheduler import ControlConfig
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
+from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
@@ -106,6 +108,8 @@ class Controller:
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._arrivals = Arrivals()
+        self._step_times = StepTimes()
+        self._num_rows = 0  # of the step that was over last
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -178,6 +182,7 @@ class Controller:
                 busy_s = self._clock.now_s() - idle_from_s
                 self._counts.busy_s += busy_s
                 self._arrivals.step_over(busy_s)
+                self._step_times.note(batch.num_tokens, busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
             idle_from_s += self._clock.now_s() - idle_from_s
@@ -343,6 +348,7 @@ class Controller:
 
     def _take_step(self, result: StepResult) -> None:
         step = self._end_step()
+        self._num_rows = step.num_rows
         self._counts.count(step)
         self._decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
@@ -391,7 +397,8 @@ class Controller:
             self._resources.record(call)
         if not isinstance(feed, SegmentFeed):
             if is_over:
-                self._finish(call, feed.result(len(call.pages)))
+                cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
+                self._finish(call, feed.result(len(call.pages), cost))
             return
         if feed.view is not None:
             self._resources.slide(call)
@@ -490,7 +497,14 @@ class Controller:
         step = self._running.popleft()
         self._moment.now_s = self._clock.now_s()
         self._suspension.count(step)
-        self._counts.num_wasted_rows += step.num_wasted
+        if step.rows or step.decoded.wasted:
+            self._counts.num_wasted_rows += step.num_wasted
+        if self._unwanted:
+            self._discard_unwanted(step)
+        return step
+
+    def _discard_unwanted(self, step: Step) -> None:
+        """Those of runs that ended, whose last row was in the step."""
         unwanted = [call for call, last in self._unwanted if last is step]
         self._unwanted = [one for one in self._unwanted if one[1] is not step]
         for call in unwanted:
@@ -498,7 +512,6 @@ class Controller:
                 self._discard(call)
             if call.run_id in self._sessions:
                 self._forget_if_empty(self._sessions[call.run_id])
-        return step
 
     # Waiting
 

@@ -229,9 +229,12 @@ class ModelRunner:
         for start in range(0, len(questions), _MAX_LOGIT_ROWS):
             chunk = questions[start : start + _MAX_LOGIT_ROWS]
             logits = self._model.logits(vectors([index for index, _ in chunk]))
-            results += answer(logits, [question for _, question in chunk])
+            results += self._answer_logits(logits, [question for _, question in chunk])
         remaining = iter(results)
         return [one.assemble(remaining) for one in asked]
+
+    def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
+        return answer(logits, questions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Connections are kept alive and opened before anything is timed. The HTTP is http
 package stand on, without what these put on top. Used by the driver.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ class Endpoint:
     def __init__(self, url: str, model: str) -> None:
         self._url = url
         self._model = model
+        self.round_trip_s = 0.0  # added to each request, as if the server were so far away
         self._pool = httpcore.AsyncConnectionPool(
             max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_S
         )
@@ -83,6 +85,8 @@ class Endpoint:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
         """The answer's body. Raises Unavailable when the status is not 200."""
+        if self.round_trip_s:
+            await asyncio.sleep(self.round_trip_s)
         response = await self._pool.request(
             "POST",
             self._url + path,
