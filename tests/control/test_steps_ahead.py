@@ -223,6 +223,30 @@ def test_service_is_counted_for_tokens_and_not_for_wasted_rows() -> None:
     assert (served[run.session.run_id], served[other.session.run_id]) == (4, 9)
 
 
+def test_a_run_that_ends_while_a_wasted_row_of_its_own_is_in_flight_leaves_no_account_behind() -> None:
+    rig = Rig(is_ahead=True)
+    run, other = rig.open("gone"), rig.open("other")
+    own_row = replace(
+        segment(6, max_tokens=9, stop_tokens=(stop_after(6, 4),)), sampling=replace(SAMPLING, top_logprobs=1)
+    )
+    call = run.submit(own_row)
+    other.submit(segment(max_tokens=9))
+    while run.final(call) is None:
+        rig.step()
+    assert rig.running[0].rows, "its row is in flight"
+    run.session.close()
+    rig.drain()
+    assert "gone" not in rig.controller._suspension._served
+
+
+async def test_a_step_that_is_over_is_counted_with_the_rows_that_it_had() -> None:
+    rig = Rig(is_ahead=True)
+    for place, name in enumerate("abc"):
+        rig.open(name).submit(segment(5 + place, max_tokens=4))
+    rig.step()
+    assert (await rig.controller.stats()).num_rows == 3, "though three more are in the step ahead"
+
+
 async def test_the_engine_has_two_steps_while_something_goes_on() -> None:
     rig = Rig(is_ahead=True)
     run = rig.open("a")

@@ -224,8 +224,6 @@ class DecodeGroup:
         columns, step.members.sampled = step.members.columns, result.token_ids
         deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
         deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
-        for call in step.wasted:
-            _take_back(call)
         over: dict[OpenCall, ErrorInfo | None] = {}
         for place, error in result.errors.items():
             if (call := columns.calls[place]).decoding is self:

@@ -84,19 +84,28 @@ class Endpoint:
         return answer["result"]
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
-        """The answer's body. Raises Unavailable when the status is not 200."""
+        """The answer's body. Raises Unavailable when the status is not 200.
+
+        A kept connection may be closed by the server just when it is used again: then another one is taken, once."""
         if self.round_trip_s:
             await asyncio.sleep(self.round_trip_s)
-        response = await self._pool.request(
-            "POST",
-            self._url + path,
-            headers={"content-type": "application/json"},
-            content=msgspec.json.encode(body),
-            extensions={"timeout": TIMEOUTS},
-        )
+        content = msgspec.json.encode(body)
+        try:
+            response = await self._post(path, content)
+        except (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError):
+            response = await self._post(path, content)
         if response.status != 200:
             raise Unavailable(f"{path} answered {response.status}: {response.content[:500].decode(errors='replace')}")
         return msgspec.json.decode(response.content)
+
+    async def _post(self, path: str, content: bytes) -> httpcore.Response:
+        return await self._pool.request(
+            "POST",
+            self._url + path,
+            headers={"content-type": "application/json"},
+            content=content,
+            extensions={"timeout": TIMEOUTS},
+        )
 
     async def open(self) -> None:
         """Opens a connection, so that the first request need not."""
