@@ -117,10 +117,11 @@ def test_agents_have_a_row_for_each_distance_with_what_was_predicted_beside() ->
 
 
 @pytest.mark.wasm
-async def test_agents_run_as_programs_and_as_clients() -> None:
+@pytest.mark.parametrize("options", [ON_H200, Options("dummy:tiny")], ids=["device", "dummy"])
+async def test_agents_run_as_programs_and_as_clients(options: Options) -> None:
     arguments = {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3}
     case = Case("react", 2, arguments)
-    async with opened(ON_H200, open_bench_system, prefix_cache=True) as system, driving(system, [case]) as driver:
+    async with opened(options, open_bench_system, prefix_cache=True) as system, driving(system, [case]) as driver:
         elapsed = await measure_at(driver, case, 0.0, num_rounds=1)
         stats = await system.control.stats()
     assert (len(elapsed.program), len(elapsed.client)) == (1, 1)
