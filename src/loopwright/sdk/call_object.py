@@ -81,6 +81,10 @@ class CallObject:
     def text(self) -> str:
         return "".join(self._parts)
 
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._depth)
+
     def push(self, text: str) -> tuple[list[Found], str]:
         """Takes text up to the end of the object. What is known by now, and what comes after the object, or all that is
         left of a wrong one."""
