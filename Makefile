@@ -22,7 +22,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents drafts soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -70,6 +70,9 @@ gpu:             ## on a machine with a GPU: parity, then speed, and a report; G
 
 agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
 	@$(BIN)/python tests/programs/live_agents.py
+
+drafts: $(DEV)   ## draft models beside the real one: how many of their guesses stand, and what that saves
+	@$(BIN)/python tests/programs/live_drafts.py
 
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)

@@ -1,7 +1,8 @@
 """Speculative decoding with a smaller model of the same tokens, such as the same one with layers left out.
 
 It writes a few tokens ahead, the large one checks them in one forward, and the tokens are those of the large one alone;
-when too few are right for what they cost, it stops. (Leviathan et al., arXiv 2211.17192; checked against the draws.)
+where too few are right for what they cost, it guesses ever less often. (Leviathan et al., arXiv 2211.17192; checked
+against the draws.)
 """
 
 # /// program
@@ -15,7 +16,7 @@ async def main(
     question: str = "Tell me about the sea.",
     small: str = "",
     drafts: int = 4,
-    cost: float = 1.0,  # what a round of drafts takes, in steps of the large model
+    drafting: float = 1.0,  # what a round of drafts takes to write, in steps of the large model
     max_tokens: int = 48,
     temperature: float = 0.0,
     seed: int = 0,
@@ -24,15 +25,15 @@ async def main(
     for one in (ctx, ahead):
         one.user(question)
 
-    async def draft(last: Verified | None, most: int) -> tuple[int, ...]:
-        if last is not None:  # what was accepted is there already, but for the large model's own token
-            await ahead.truncate(len(ctx.tokens) - 1)
-            ahead.accept(last.tokens[-1])
+    async def draft(_: Verified | None, most: int) -> tuple[int, ...]:
+        if ahead.tokens:  # what was accepted is there already, but for the last token that the large model wrote
+            await ahead.truncate(min(len(ahead.tokens), len(ctx.tokens) - 1))
+            ahead.accept(ctx.tokens[len(ahead.tokens) :])
         if not most:
             return ()
         turn = await ahead.generate(max_tokens=min(drafts, most), ignore_eos=True, temperature=temperature)
         return turn.tokens
 
-    found = await speculate(ctx, draft, max_tokens=max_tokens, cost=cost, temperature=temperature)
+    found = await speculate(ctx, draft, max_tokens=max_tokens, drafting=drafting, temperature=temperature)
     emit({"steps": found.num_steps, "saved": found.num_saved, "guesses": found.num_guesses, "gave_up": found.gave_up})
     return found.text

@@ -1,7 +1,8 @@
 """Jacobi decoding: guesses a block of tokens, and lets the model correct all of them at once, again and again.
 
 A token is kept when those before it no longer change, so the tokens are those of plain decoding, in fewer steps when
-later guesses come true before their turn; when they do not, it stops guessing. (Santilli et al., arXiv 2305.10427.)
+later guesses come true before their turn; where they do not, it guesses ever less often. (Santilli et al.,
+arXiv 2305.10427.)
 """
 
 from loopwright import Context, Verified, emit, speculate, tokenize

@@ -1,7 +1,7 @@
 """Speculative decoding without a second model: guesses that what followed the last words before follows them again.
 
-The guesses are checked in one forward, so the tokens are those of plain decoding, greedy or seeded; when too few are
-right, it stops guessing by itself. (Saxena, "Prompt lookup decoding", 2023.)
+The guesses are checked in one forward, so the tokens are those of plain decoding, greedy or seeded; where too few are
+right for what that costs at the time, it guesses ever less often. (Saxena, "Prompt lookup decoding", 2023.)
 """
 
 from loopwright import Context, emit, speculate

@@ -138,6 +138,8 @@ def serving(folder: Path, *flags: str | Path, env: Mapping[str, str] | None = No
         programs,
         "--state-dir",
         folder / "state",
+        "--set",
+        "server.grace_s=1",
         *flags,
         err=folder / "err.txt",
         env=env,

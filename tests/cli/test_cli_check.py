@@ -52,3 +52,31 @@ def test_the_modules_are_those_that_the_runner_has(tmp_path: Path):
     assert {"asyncio", "json", "xml.etree.ElementTree", "loopwright.sdk.http"} <= modules
     assert not modules & {"distutils", "tkinter", "numpy", "loopwright.cli", "runner"}  # gone, no screen, not inside
     assert frozenset(json.loads(kept.read_text())) == modules == sandbox_modules(store.no_progress)
+
+
+ASKING = """# /// program
+# permissions = { tools = ["weather", "news", "cal.add", "mail.*"] }
+# limits = { seconds = 60, max_pages = 9 }
+# ///
+async def main(): ...
+"""
+
+
+def test_what_a_configured_server_would_not_give_is_told(tmp_path: Path, capsys):
+    path = write_program(tmp_path, ASKING)
+    config = tmp_path / "server.toml"
+    config.write_text(
+        "[runtime.caps]\nseconds = 20\nmemory_mb = 1\n"
+        "[tools.http.weather]\nurl = 'http://a.example/'\ndescription = 'x'\n"
+        "[tools.mcp.cal]\nurl = 'http://b.example/'\n"
+    )
+    assert main(["check", "--config", str(config), str(path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}:2:1: server: permissions.tools has 'mail.*'; this server has no MCP server 'mail' "
+        "(it has cal; [tools] of its configuration lists them)",
+        f"{path}:2:1: server: permissions.tools has 'news'; this server has no tool 'news' "
+        "(it has weather; [tools] of its configuration lists them)",
+        f"{path}:3:1: server: limits.seconds is 60.0; on this server it is 20.0 "
+        "(ask for less, or raise runtime.caps.seconds)",
+    ]
+    assert main(["check", str(path)]) == 0

@@ -151,7 +151,7 @@ def test_a_busy_port_is_said_before_the_model_is_looked_for():
     [
         ("--processes", "0", "processes is '0', from --processes: expected `int` >= 1"),
         ("--processes", "many", "processes is 'many', from --processes: "),
-        ("--num-blocks", "-1", "engine.num_blocks is '-1', from --num-blocks: expected `int` >= 1"),
+        ("--num-blocks", "-1", "engine.num_blocks is '-1', from --num-blocks: expected `int` >= 0"),
         ("--port", "http", "server.port is 'http', from --port: expected `int`"),
     ],
 )

@@ -4,6 +4,7 @@ row's bits, which nothing but the row decides."""
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from kernels_here import needs_kernels
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, KvShift
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.kv_cache import BLOCK_SIZE
-from loopwright.engine.model_runner import NativeSettings
+from loopwright.engine.model_runner import SCRATCH_BYTES, NativeSettings
 from loopwright.engine.native import build
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.decoder import misfit
@@ -46,8 +47,10 @@ LENGTHS = [(0, 40), (17, 1), (90, 1), (31, 1), (16, 7), (0, 1), (15, 1), (20, 7)
 pytestmark = needs_kernels
 
 
-def native(instructions: InstructionSet, kind: WeightType, num_threads: int = 1) -> NativeSettings:
-    return NativeSettings(build.load_kernels(cache_folder(), instructions), lambda _: kind, num_threads)
+def native(
+    instructions: InstructionSet, kind: WeightType, num_threads: int = 1, scratch_bytes: int = SCRATCH_BYTES
+) -> NativeSettings:
+    return NativeSettings(build.load_kernels(cache_folder(), instructions), lambda _: kind, num_threads, scratch_bytes)
 
 
 def best(num_threads: int = 1) -> NativeSettings:
@@ -160,6 +163,60 @@ def test_the_bits_of_a_row_are_its_own(instructions: InstructionSet, kind: Weigh
         results = rig.rows(*rows)
         np.testing.assert_array_equal(dense_rows(results[rows.index(mine)]), whole)
         rig = Rig(model, native=native(instructions, kind, 2), seed=num_others)
+
+
+# Tokens that forks share, how many of their own each has, and how many forks. Parts have 512 places, blocks 16.
+FORKS = [(96, 5, 2), (80, 1, 5), (512, 3, 3), (528, 17, 9), (1100, 2, 4)]
+
+
+@pytest.mark.parametrize("heads", [(3, 1), (4, 4), (14, 1)], ids=lambda heads: f"{heads[0]} heads of {heads[1]}")
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_forks_that_read_a_prefix_together_have_the_bits_of_each_alone(
+    heads: tuple[int, int], num_threads: int
+) -> None:
+    """Beside strangers, forks of forks, and one of several tokens; in an order that mixes them."""
+    model = byte_model(seed=5, num_heads=heads[0], num_kv_heads=heads[1], head_dim=32, num_layers=2)
+    rig = Rig(model, num_blocks=640, native=best(num_threads))
+    rows = [row for case in FORKS for row in forks(rig, *case)]
+    random.Random(1).shuffle(rows)
+    together = rig.rows(*rows)
+    for row, result in zip(rows, together, strict=True):
+        np.testing.assert_array_equal(dense_rows(result), dense_rows(rig.rows(row)[0]))
+
+
+def forks(rig: Rig, num_shared: int, num_own: int, num_forks: int) -> list[ForwardRow]:
+    """Rows that go on from one prefix with tokens of their own: every third with three, one behind a mask, and one that
+    shares only the first three quarters."""
+    prefix = some_tokens(num_shared, seed=num_shared)
+    shared = rig.blocks(num_shared)
+    rig.rows(rig.row(prefix, block_ids=shared))
+    rows = []
+    for number in range(num_forks):
+        kept = num_shared // 16 * (3 if number == 1 else 4) // 4
+        own = some_tokens(num_own + 3, seed=number)
+        blocks = [*shared[:kept], *rig.blocks(num_own + 19)]
+        kv_len = kept * 16 + num_own
+        rig.rows(rig.row(own[:num_own], kv_len=kept * 16, block_ids=blocks))
+        num_new = 3 if number % 3 == 2 else 1
+        mask = tuple(runs_of([place % 7 != 3 for place in range(kv_len + 1)]) for _ in range(num_new))
+        fields = {"mask": mask} if number == 3 else {}
+        rows.append(rig.row(own[num_own:][:num_new], kv_len=kv_len, block_ids=blocks, **fields))
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8", "q4"])
+def test_memory_beside_weights_and_kv_is_bounded_and_the_bits_are_the_same(kind: WeightType) -> None:
+    model, tokens = byte_model(seed=6, head_dim=64, num_heads=4, num_kv_heads=2), some_tokens(1300)
+    free, found = 1 << 30, {}
+    for limit in (free, 1 << 20, 1):
+        rig = Rig(model, num_blocks=200, native=native(SETS[0], kind, 2, scratch_bytes=limit))
+        found[limit] = mixed_batch(rig), in_pieces(rig, tokens, [1030, 270])
+        taken = rig.runner._model.scratch_bytes_taken
+        assert taken > 1 << 20 if limit == free else taken <= max(limit, 20 << 10)  # a token's, and the head's inputs
+    for limit in (1 << 20, 1):
+        for expected, other in zip(found[free][0], found[limit][0], strict=True):
+            np.testing.assert_array_equal(other, expected)
+        np.testing.assert_array_equal(found[limit][1], found[free][1])
 
 
 def test_slots_stand_for_tokens() -> None:

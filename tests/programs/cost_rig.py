@@ -5,17 +5,20 @@ the program alone. Used by the gallery.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from script_rig import UNEXPORT
 
 from loopwright.compose.config import RuntimeConfig
+from loopwright.control import step_times
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlStats
@@ -73,7 +76,8 @@ def cost_of(program: Program) -> Cost:
             num_pages=engine.num_pages,
         )
 
-    return run_in_virtual_time(main)
+    with patch.object(step_times, "MIN_STEP_S", math.inf):  # of no length in real time, they say nothing of drafts
+        return run_in_virtual_time(main)
 
 
 @contextmanager

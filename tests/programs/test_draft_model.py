@@ -1,5 +1,6 @@
 """Speculation with a second model of the same tokens: one that leaves layers out, and one that is never right."""
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ from system_rig import in_loop, program_source
 QUESTION = "What is it?"
 PROMPT = [256, *f"<|im_start|>user\n{QUESTION}".encode()]
 ENDS = (257, 259)
+
+
+@pytest.fixture(autouse=True)
+def of_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's steps say nothing of what drafts cost, however busy this machine is."""
+    monkeypatch.setattr("loopwright.control.step_times.MIN_STEP_S", math.inf)
 
 
 async def speculated(served: Served, **arguments: Any) -> tuple[str, dict[str, Any]]:
@@ -47,12 +54,13 @@ def test_a_draft_of_fewer_layers_never_shows_in_the_answer(temperature: float) -
 
     async def scenario() -> None:
         async with serving(executors) as served:
-            for seed in range(3):
+            saved = 0
+            for seed in range(5):
                 arguments = {"max_tokens": 40, "temperature": temperature, "seed": seed}
-                text, told = await speculated(served, cost=0.0, **arguments)
+                text, told = await speculated(served, drafting=0.0, **arguments)
                 assert text == await plain(served, **arguments)
-                assert told["saved"] > 0  # some of its tokens are the whole model's
-                assert not told["gave_up"]
+                saved += told["saved"]
+            assert saved > 0  # some of its tokens are the whole model's
 
     try:
         in_loop(scenario)
@@ -65,9 +73,9 @@ def scripted(large: NextToken, small: NextToken) -> dict[str, Executor]:
     return {"large": ScriptedExecutor(large), "small": ScriptedExecutor(small)}
 
 
-@pytest.mark.parametrize(("is_right", "steps"), [(True, 8), (False, 40)])
+@pytest.mark.parametrize(("is_right", "steps", "guesses"), [(True, 8, 8), (False, 40, 4)])
 def test_a_draft_that_is_right_saves_four_steps_of_five_and_one_that_is_wrong_is_switched_off(
-    is_right: bool, steps: int
+    is_right: bool, steps: int, guesses: int
 ) -> None:
     executors = scripted(
         lambda history: 97 + len(history) % 7, lambda history: 97 + (len(history) + (not is_right)) % 7
@@ -77,7 +85,7 @@ def test_a_draft_that_is_right_saves_four_steps_of_five_and_one_that_is_wrong_is
         async with serving(executors) as served:
             _, told = await speculated(served, max_tokens=40)
             assert told == {
-                "steps": steps, "saved": 40 - steps, "guesses": 8, "gave_up": not is_right
+                "steps": steps, "saved": 40 - steps, "guesses": guesses, "gave_up": not is_right
             }  # fmt: skip
             small = await served.controls["small"].stats()
             large = await served.controls["large"].stats()

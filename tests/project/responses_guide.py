@@ -11,10 +11,11 @@ and slow clients holds here; only the form is another.
 | route | what it gives |
 |---|---|
 | `POST /v1/responses` | a response, whole or as events |
-| `GET /v1/responses/{id}` | one that was kept |
+| `GET /v1/responses/{id}` | one that was kept; with `stream=true` the events of one in the background |
 | `GET /v1/responses/{id}/input_items` | what it was made from, without what it went on from; in pages |
 | `DELETE /v1/responses/{id}` | forgets it; those that went on from it stay |
-| `POST /v1/responses/{id}/cancel` | refused: what was kept has ended |
+| `POST /v1/responses/{id}/cancel` | ends one that is being made in the background |
+| `POST /v1/responses/input_tokens` | how many tokens the input would have; of a model, not of a program |
 
 ## Parameters
 
@@ -43,5 +44,14 @@ A response with its input is kept in memory unless `store` is false, for the ten
 `ttl_s` have passed, or there is no room: `[server.responses]` in [configuration.md](configuration.md). Then the oldest
 of the tenant that keeps most goes first. `previous_response_id` needs only the last one, which holds all that went
 before; instructions are not carried on. One that failed in mid-stream is kept with its status; one whose client went
-away is cancelled and not kept. A restart forgets all of them.
+away is cancelled and not kept. A restart forgets all of them. `include` of the routes that tell of one changes nothing:
+what was asked for when it was made is there.
+
+## In the background
+
+With `background` true the run goes on by itself, and `store` may not be false. `GET` says how far it is: `in_progress`
+without output, or the response as it ended (`cancelled`, too). `stream=true`, then or later, gives all its events, or
+those behind `starting_after`; here nothing is joined that came together, so that an event has the same number each
+time. A run is remembered as long as `GET /v1/runs` has it; asked for after that, a response that nobody had asked for
+since its end is gone. To delete one that is being made ends it.
 """

@@ -145,7 +145,7 @@ def test_a_tool_is_permitted_by_its_name_or_with_all_of_its_server() -> None:
     for name in ("weather2", "calendar", "calendars.add", "weather.x"):
         with pytest.raises(PermissionDenied) as caught:
             permissions.check_tool(name)
-        assert f'permissions = {{ tools = ["{name}"] }}' in caught.value.hint
+        assert f'permissions = {{ tools = ["weather", "calendar.*", "{name}"] }}' in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["*", "", "*.add", "calendar.*.*", "a b", "weather*"])
@@ -185,3 +185,14 @@ def test_what_is_no_name_is_refused_with_the_program(pattern: str) -> None:
     for permission in ("channels", "state"):
         with pytest.raises(ProgramRejected, match=f"permissions.{permission}"):
             Permissions(**{permission: (pattern,)})
+
+
+def test_the_line_in_a_hint_has_what_was_permitted_before() -> None:
+    with pytest.raises(PermissionDenied) as caught:
+        Permissions(http=("a.example",), state=("notes",)).check_store("other")
+    assert caught.value.hint == (
+        'write in the program\'s metadata: permissions = { http = ["a.example"], state = ["notes", "other"] }'
+    )
+    with pytest.raises(PermissionDenied) as caught:
+        Permissions().check_child("helper")
+    assert caught.value.hint == 'add to the program\'s metadata: permissions = { children = ["helper"] }'

@@ -20,7 +20,7 @@ from loopwright.server.message_parameters import MESSAGE_HONOURED, MESSAGE_INERT
 from loopwright.server.message_request import MessagesBody, PromptBody, message_spec, read_messages_request
 from loopwright.server.parameters import HONOURED, INERT, REFUSED
 from loopwright.server.response_parameters import RESPONSE_HONOURED, RESPONSE_INERT, RESPONSE_REFUSED
-from loopwright.server.response_request import LOGPROBS, ResponseBody, read_response
+from loopwright.server.response_request import LOGPROBS, ResponseBody, read_response, response_spec
 
 MODEL = msgspec.structs.replace(PLAIN_MODEL, template_options=("enable_thinking", "reasoning_effort"))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -122,6 +122,8 @@ RESPONSE: dict[str, Any] = {
     "background_options": {"completion_window": "2h"},
     "truncation": "auto",
     "reasoning": {"effort": "high"},
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": True},
     "conversation": "conv_1",
     "context_management": [{"type": "compaction"}],
     "prompt": {"id": "p"},
@@ -184,8 +186,8 @@ def read_as_response(**fields: Any) -> Any:
     body = parse_body(json.dumps({"model": "tiny", "input": "x", **fields}).encode(), ResponseBody)
     before = [{"role": "user", "content": "before"}] if body.previous_response_id else []
     request = read_response(body, before, lambda *named: {})
-    told = {name: getattr(body, name) for name in ("store", "metadata", "include", "stream_options")}
-    return request.chat.generation, (chat_spec(request.chat, MODEL), told)
+    told = {name: getattr(body, name) for name in ("store", "metadata", "include", "stream_options", "background")}
+    return request.chat.generation, (response_spec(request, MODEL), told)
 
 
 def read_as_message(**fields: Any) -> Any:

@@ -90,11 +90,10 @@ async def test_a_second_signal_cancels_what_still_runs() -> None:
 
 
 @pytest.mark.anyio
-async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.server.http.GRACE_S", 0)
+async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs() -> None:
     fake = FakeRuns(lambda run: run.text("a"))
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result))
+    serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result, grace_s=0))
     url = f"http://127.0.0.1:{await ready}/v1/runs"
     async with httpx.AsyncClient(trust_env=False) as client, client.stream("POST", url, json={"source": "x"}):
         serving.cancel()
@@ -117,12 +116,11 @@ async def test_requests_that_outlive_the_grace_are_cancelled_with_their_runs(mon
     ],
 )
 async def test_who_is_ended_by_a_stopping_server_is_told_so(
-    path: str, body: Any, told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: str, body: Any, told: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("loopwright.server.http.GRACE_S", 0)
     fake = FakeRuns(lambda run: run.text("a"))
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result))
+    serving = asyncio.create_task(serve(create_app(fake), "127.0.0.1", 0, ready.set_result, grace_s=0))
     async with httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{await ready}") as client:
         waits = asyncio.create_task(client.post(path, json={**body, "stream": False}))
         streams = asyncio.create_task(client.post(path, json={**body, "stream": True}))

@@ -306,14 +306,16 @@ async def test_a_program_is_a_model_of_messages_too() -> None:
         run.finish("ignored")
 
     fake = FakeRuns(script)
-    fake.add_program(
-        "agent", Parameter("messages", "list", is_required=True), Parameter("max_tokens", "int", is_required=True)
-    )
+    takes_messages = Parameter("messages", "list", is_required=True)
+    fake.add_program("agent", takes_messages, Parameter("max_tokens", "int", is_required=True))
+    fake.add_program("free", takes_messages)
     async with live_server(fake) as live:
         message = await live.anthropic.messages.create(**asked(model="program:agent"))
         async with live.anthropic.messages.stream(**asked(model="program:agent")) as stream:
             final = await stream.get_final_message()
+        await live.anthropic.messages.create(**asked(model="program:free"))
     assert fake.started[0].spec.arguments == {"messages": HI, "max_tokens": 9}
+    assert fake.started[2].spec.arguments == {"messages": HI}
     for one in (message, final):
         assert [block.type for block in one.content] == ["text", "tool_use"]
         assert one.content[1].input == {"x": 1}  # type: ignore[union-attr]

@@ -5,7 +5,8 @@ import pytest
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import NotFound
 from loopwright.core.ids import TenantId
-from loopwright.server.response_store import KeptResponse, ResponsesConfig, ResponseStore
+from loopwright.server.response_limits import ResponsesConfig
+from loopwright.server.response_store import KeptResponse, ResponseStore
 
 A, B = TenantId("a"), TenantId("b")
 

@@ -1,16 +1,19 @@
 """/v1/responses through the real openai package and a real server: whole, streamed, kept, gone on from, refused."""
 
+import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
+from eventually import eventually
 from fake_runs import FakeRun, FakeRuns
 from live_server import Live, live_server
 from openai_spec import check, check_event
 
 from loopwright.core.errors import ContextTooLong, InternalError
 from loopwright.core.events import TokenLogprob
+from loopwright.core.ids import RunId
 from loopwright.core.runs import Parameter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -276,13 +279,125 @@ async def test_the_input_of_a_response_is_listed_in_pages() -> None:
     assert [one.status_code for one in bad] == [400, 400, 404]
 
 
-async def test_a_response_that_has_ended_is_neither_streamed_again_nor_cancelled() -> None:
+async def test_a_response_that_was_waited_for_is_neither_streamed_again_nor_cancelled() -> None:
     async with live_server(FakeRuns(say_hello)) as live:
         made = await live.openai.responses.create(model="tiny", input="Hi")
-        with pytest.raises(openai.BadRequestError, match="stream"):
+        with pytest.raises(openai.BadRequestError, match="stream: "):
             await live.openai.responses.retrieve(made.id, stream=True)
-        with pytest.raises(openai.BadRequestError, match="ended"):
+        with pytest.raises(openai.BadRequestError, match="is not being made"):
             await live.openai.responses.cancel(made.id)
+
+
+async def test_a_response_in_the_background_is_made_whatever_its_client_does() -> None:
+    fake = FakeRuns(lambda run: run.text("Hel"))
+    async with live_server(fake) as live:
+        responses = live.openai.responses
+        begun = await responses.create(model="tiny", input="one", background=True)
+        assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+        assert (await responses.retrieve(begun.id)).status == "in_progress"
+        with pytest.raises(openai.BadRequestError, match="previous_response_id: "):
+            await responses.create(model="tiny", input="two", previous_response_id=begun.id)
+        fake.started[0].text("lo")
+        fake.started[0].finish(RESULT)
+        made = await responses.retrieve(begun.id)
+        assert (made.status, made.output_text, made.completed_at) == ("completed", "Hello", 1003)
+        fake.on_start = say_hello
+        await responses.create(model="tiny", input="two", previous_response_id=begun.id)
+        check("Response", (await live.http.get(f"{PATH}/{begun.id}")).json())
+    assert [one["content"] for one in messages(fake.started[1])] == ["one", "Hello", "two"]
+    assert fake.cancelled == []
+
+
+async def test_the_events_of_one_in_the_background_can_be_taken_up_anywhere() -> None:
+    fake = FakeRuns(lambda run: (run.text("a", "b"), run.tokens(text="Hm.", channel="reasoning"), run.text("c")))
+    async with live_server(fake) as live:
+        stream = await live.openai.responses.create(model="tiny", input="Hi", background=True, stream=True)
+        first = [event async for event, _ in azip(stream, range(6))]
+        await stream.close()
+        await eventually(lambda: fake.num_reading == 0)
+        response_id = first[0].response.id
+        taken_up = asyncio.create_task(read_all(live, response_id, first[-1].sequence_number))
+        await eventually(lambda: fake.num_reading == 1)
+        fake.started[0].text("d")
+        fake.started[0].finish(RESULT)
+        rest = await taken_up
+        again = await read_all(live, response_id, -1)
+        nothing = await read_all(live, response_id, 1000)
+    assert fake.cancelled == []
+    assert [*(event.to_dict() for event in first), *rest] == again
+    assert nothing == []
+    assert [event["sequence_number"] for event in again] == list(range(len(again)))
+    deltas = [event["delta"] for event in again if event["type"] == "response.output_text.delta"]
+    assert deltas == ["a", "b", "c", "d"]
+    assert again[-1]["type"] == "response.completed"
+
+
+async def test_one_in_the_background_can_be_cancelled_or_fail_or_be_forgotten() -> None:
+    fake = FakeRuns(lambda run: run.text("a"))
+    async with live_server(fake) as live:
+        responses = live.openai.responses
+        ids = [(await responses.create(model="tiny", input="x", background=True)).id for _ in range(4)]
+        cancelled = await responses.cancel(ids[0])
+        fake.started[1].fail(InternalError("the model worker died"))
+        failed = await responses.retrieve(ids[1])
+        await responses.delete(ids[2])
+        del fake.by_id[RunId("run-3")]
+        for response_id in ids[2:]:
+            with pytest.raises(openai.NotFoundError):
+                await responses.retrieve(response_id)
+        with pytest.raises(openai.BadRequestError):
+            await responses.cancel(ids[0])
+        check("Response", (await live.http.get(f"{PATH}/{ids[0]}")).json())
+    assert (cancelled.status, cancelled.output_text, cancelled.error) == ("cancelled", "a", None)
+    assert (failed.status, failed.output_text) == ("failed", "a")
+    assert failed.error is not None
+    assert fake.cancelled == ["run-0", "run-2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("stream=maybe", "stream"),
+        ("starting_after=1", "starting_after"),
+        ("stream=true&starting_after=x", "starting_after"),
+        ("include_obfuscation=true", "include_obfuscation"),
+    ],
+)
+async def test_what_is_wrong_with_a_question_is_named(query: str, field: str) -> None:
+    async with live_server(FakeRuns(say_hello)) as live:
+        made = await live.openai.responses.create(model="tiny", input="x", background=True)
+        answer = await live.http.get(f"{PATH}/{made.id}?{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+async def test_tokens_of_an_input_are_counted() -> None:
+    fake = FakeRuns(say_hello)
+    async with live_server(fake) as live:
+        made = await live.openai.responses.create(model="tiny", input="one")
+        fake.on_start = lambda run: run.finish({"tokens": [1, 2, 3]})
+        count = await live.openai.responses.input_tokens.count(
+            input="two",
+            instructions="S",
+            previous_response_id=made.id,
+            tools=[FUNCTION],  # type: ignore[list-item]
+        )
+        bad = await live.http.post(f"{PATH}/input_tokens", json={"input": [{"role": "user"}]})
+    assert (count.object, count.input_tokens) == ("response.input_tokens", 3)
+    spec = fake.started[1].spec
+    assert [one["content"] for one in spec.arguments["messages"]] == ["S", "one", "Hello", "two"]
+    assert [one["name"] for one in spec.arguments["tools"]] == ["f"]
+    assert bad.json()["error"]["param"] == "input[0].content"
+
+
+async def azip(stream: Any, numbers: range) -> Any:
+    """The first events of a stream, each with its number."""
+    for number in numbers:
+        yield await anext(aiter(stream)), number
+
+
+async def read_all(live: Live, response_id: str, after: int) -> list[dict[str, Any]]:
+    stream = await live.openai.responses.retrieve(response_id, stream=True, starting_after=after)
+    return [event.to_dict() async for event in stream]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -305,6 +420,7 @@ async def test_an_error_after_the_first_text_is_a_failed_response_that_is_kept()
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "the model worker died"}
     assert (kept.status, kept.output_text) == ("failed", "a")
+    assert kept.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +454,9 @@ async def test_an_error_after_the_first_text_is_a_failed_response_that_is_kept()
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),
         ({"model": "gpt-9"}, "model"),
+        ({"background": True, "store": False}, "background"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -356,6 +475,8 @@ async def test_a_program_is_a_model_of_responses_too() -> None:
     async with live_server(fake) as live:
         whole = await live.openai.responses.create(model="program:agent", input="Hi")
         events = await events_of(live, model="program:agent")
+        refused = await live.http.post(PATH, json={"model": "program:agent", "input": "Hi", "truncation": "auto"})
+    assert refused.json()["error"]["param"] == "truncation"
     assert fake.started[0].spec.arguments == {"messages": [{"role": "user", "content": "Hi"}]}
     assert whole.output_text == '{"n":1}'
     assert [event["type"] for event in events] == EVENTS_OF_A_TEXT

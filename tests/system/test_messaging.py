@@ -196,12 +196,12 @@ return found
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ('await broadcast("room", 1)', 'channels = ["room"]'),
-        ('await push("other", 1)', 'channels = ["other"]'),
-        ('await pull("other")', 'channels = ["other"]'),
-        ('async with subscribe("roo/1"): pass', 'channels = ["roo/1"]'),
-        ('await Store("note").get("k")', 'state = ["note"]'),
-        ('await Store("notes2").set("k", "v")', 'state = ["notes2"]'),
+        ('await broadcast("room", 1)', 'channels = ["room/*", "jobs", "room"], state = ["notes"]'),
+        ('await push("other", 1)', 'channels = ["room/*", "jobs", "other"], state = ["notes"]'),
+        ('await pull("other")', 'channels = ["room/*", "jobs", "other"], state = ["notes"]'),
+        ('async with subscribe("roo/1"): pass', 'channels = ["room/*", "jobs", "roo/1"], state = ["notes"]'),
+        ('await Store("note").get("k")', 'channels = ["room/*", "jobs"], state = ["notes", "note"]'),
+        ('await Store("notes2").set("k", "v")', 'channels = ["room/*", "jobs"], state = ["notes", "notes2"]'),
     ],
 )
 def test_what_is_not_permitted_names_the_line_to_add(body: str, line: str) -> None:
@@ -210,7 +210,7 @@ def test_what_is_not_permitted_names_the_line_to_add(body: str, line: str) -> No
             final = (await system.run(program(body))).final
             assert final.code == "denied"
             assert final.error is not None
-            assert f"add to the program's metadata: permissions = {{ {line} }}" in final.error.hint
+            assert final.error.hint == f"write in the program's metadata: permissions = {{ {line} }}"
             bare = program(body).replace("# permissions", "# # permissions")
             assert (await system.run(bare)).final.code == "denied"
 

@@ -1,6 +1,7 @@
 """The openai package's `client.responses` against the real server over the byte model: every answer and every event is
 of OpenAI's form, a response is what the same chat completion says, and each tenant has its own."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from test_reasoning import SAYS, TEMPLATES, THOUGHTS, served_saying
 from tools_rig import NOON, WEATHER, fed, hermes, saying
 
 from loopwright.core.ids import TenantId
-from system_rig import byte_system, in_loop
+from system_rig import byte_system, in_loop, until
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 
@@ -229,5 +230,99 @@ def test_a_strict_schema_that_cannot_be_held_is_refused_by_its_place() -> None:
             body = {"model": "byte", "input": "Hi", "tools": tools}
             answer = await client.http.post("/v1/responses", json=body)
             assert answer.json()["error"]["param"] == "tools[0].parameters#/properties/x/contains"
+
+    in_loop(scenario)
+
+
+def test_a_response_in_the_background_is_the_one_that_would_have_been_waited_for() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system, served(system) as client:
+            create, retrieve = client.openai.responses.create, client.openai.responses.retrieve
+            asked: Any = {"model": "byte", "input": "Hi", "max_output_tokens": 30, "extra_body": {"seed": 5}}
+            waited_for = await create(**asked)
+            begun = await create(**asked, background=True)
+
+            async def has_ended() -> bool:
+                return (await retrieve(begun.id)).status != "in_progress"
+
+            await until(has_ended)
+            made = await retrieve(begun.id)
+            assert (made.status, made.output_text) == (waited_for.status, waited_for.output_text)
+            whole = [event async for event in await retrieve(begun.id, stream=True)]
+            for event in whole:
+                check_event(event.to_dict())
+            part = [event async for event in await retrieve(begun.id, stream=True, starting_after=4)]
+            assert part == whole[5:]
+            assert whole[-1].response.output_text == made.output_text  # type: ignore[union-attr]
+            assert sum(event.type == "response.output_text.delta" for event in whole) > 3
+
+    in_loop(scenario)
+
+
+def test_one_in_the_background_goes_on_without_its_client_and_ends_when_it_is_cancelled() -> None:
+    async def scenario() -> None:
+        async with byte_system() as system, served(system) as client:
+            body = {"model": "byte", "input": "Hi", "background": True, "stream": True, "ignore_eos": True}
+            async with client.http.stream("POST", "/v1/responses", json=body) as answer:
+                first = await anext(answer.aiter_text())
+                system.executor.hold()  # type: ignore[attr-defined]
+            response_id = json.loads(first.partition("data: ")[2].partition("\n")[0])["response"]["id"]
+            assert (await client.openai.responses.retrieve(response_id)).status == "in_progress"
+            cancelling = asyncio.create_task(client.openai.responses.cancel(response_id))
+            system.executor.release()  # type: ignore[attr-defined]
+            assert (await cancelling).status == "cancelled"
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 40])
+def test_the_oldest_messages_are_left_out_on_request_and_only_then(max_tokens: int | None) -> None:
+    async def scenario() -> None:
+        async with byte_system() as system, served(system) as client:
+            size = system.text.info.max_context
+            room = size - (max_tokens or size // 4)
+            said: list[Any] = [{"role": "user", "content": f"{number:02} {'x' * (size // 10)}"} for number in range(12)]
+            body = {"model": "byte", "input": said, "instructions": "STAY", "temperature": 0, "store": False}
+            if max_tokens is not None:
+                body["max_output_tokens"] = max_tokens
+            refused = await client.http.post("/v1/responses", json=body)
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+            answer = await client.http.post("/v1/responses", json={**body, "truncation": "auto"})
+            assert answer.json()["truncation"] == "auto"
+            num_tokens = answer.json()["usage"]["input_tokens"]
+            counts = [
+                (await client.openai.responses.input_tokens.count(input=said[first:], instructions="STAY")).input_tokens
+                for first in range(12)
+            ]
+            assert num_tokens == max(count for count in counts if count <= room)
+            asked = {**body, "input": said[counts.index(num_tokens) :]}
+            same = await client.http.post("/v1/responses", json=asked)
+            assert same.json()["output"][0]["content"] == answer.json()["output"][0]["content"]
+
+    in_loop(scenario)
+
+
+def test_what_fits_is_left_whole_and_a_result_never_stands_without_its_call() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "noon", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "12"}
+
+    async def scenario() -> None:
+        async with saying("Fine.") as client:
+            size = client.system.text.info.max_context
+            for num_chars, is_whole in ((10, True), (size - 250, False)):
+                said: list[Any] = [
+                    {"role": "user", "content": "Z" * num_chars},
+                    call,
+                    result,
+                    {"role": "user", "content": "So?"},
+                ]
+                before = fed(client)
+                answer = await client.openai.responses.create(
+                    model="byte", input=said, truncation="auto", max_output_tokens=20, temperature=0
+                )
+                new = fed(client)[len(before) :]
+                assert answer.output_text == "Fine."
+                assert ("Z" * num_chars in new) == is_whole
+                assert ("<|im_start|>tool" in new) == ("<tool_call>" in new)
 
     in_loop(scenario)

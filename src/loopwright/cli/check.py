@@ -10,6 +10,9 @@ import msgspec
 
 from loopwright.cli.program_flags import read_source
 from loopwright.cli.progress import Report, progress_bars
+from loopwright.compose.config import Config
+from loopwright.compose.config_sources import load_config
+from loopwright.runtime.offer_check import Offer
 from loopwright.runtime.program_check import Finding, check_program
 from loopwright.runtime.sandboxes.runner_build import prepare_runner
 from loopwright.runtime.sandboxes.runner_modules import runner_modules
@@ -18,14 +21,16 @@ from loopwright.weights.store import cache_folder
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE.py", nargs="+", help="the programs")
+    parser.add_argument("--config", metavar="FILE.toml", help="also say what a server so configured would not give")
     parser.add_argument("--json", action="store_true", help="what was found as one JSON list")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    offer = offer_of(load_config(arguments.config).config) if arguments.config else None
     sources = {path: read_source(path) for path in arguments.files}
     with progress_bars() as report:
         modules = sandbox_modules(report)
-    found = {path: check_program(source, Path(path).name, modules) for path, source in sources.items()}
+    found = {path: check_program(source, Path(path).name, modules, offer) for path, source in sources.items()}
     if arguments.json:
         rows = [{"file": path, **msgspec.to_builtins(one)} for path, findings in found.items() for one in findings]
         sys.stdout.write(json.dumps(rows, ensure_ascii=False, indent=2) + "\n")
@@ -33,6 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
         for path, findings in found.items():
             sys.stdout.writelines(f"{line_of(path, one)}\n" for one in findings)
     return 1 if any(found.values()) else 0
+
+
+def offer_of(config: Config) -> Offer:
+    """What a server with that configuration gives a program."""
+    tools = config.tools
+    return Offer(config.runtime.caps, tools=frozenset(tools.http), mcp_servers=frozenset(tools.mcp))
 
 
 def sandbox_modules(report: Report) -> frozenset[str]:

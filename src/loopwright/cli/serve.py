@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from functools import partial
 
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
@@ -14,6 +15,7 @@ from loopwright.compose.tenants import tenants_of
 from loopwright.server.app import create_app
 from loopwright.server.http import listen, serve
 from loopwright.server.identity import TenantOf
+from loopwright.server.live_run import all_finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,4 +51,12 @@ async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> sig
 
         server = config.server
         app = create_app(system.runs, host=server.host, tenant_of=tenant_of, kept=server.responses)
-        return await serve(app, server.host, server.port, ready, stall_s=server.stall_s)
+        return await serve(
+            app,
+            server.host,
+            server.port,
+            ready,
+            stall_s=server.stall_s,
+            grace_s=server.grace_s,
+            others_done=partial(all_finished, system.runs),
+        )

@@ -15,7 +15,7 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.model_info import WeightDtype
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.tool_config import ToolsConfig
-from loopwright.server.response_store import ResponsesConfig
+from loopwright.server.response_limits import ResponsesConfig
 from loopwright.weights.store import DUMMY
 
 Backend = Literal["auto", "fiber", "reentrant"]
@@ -52,6 +52,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "avx512_bf16", "avx512", "avx2"],
         Meta(description="the instruction set of the native kernels; auto: the best that the processor has"),
     ] = "auto"
+    scratch_mb: Annotated[
+        Count,
+        Meta(description="memory of the native kernels for a step, beside weights and KV; long contexts want more"),
+    ] = 64
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
@@ -110,6 +114,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(min_length=1, description="the address to bind", extra={"flag": "--host"})] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free one", extra={"flag": "--port"})] = 8000
+    grace_s: Annotated[
+        int,
+        Meta(ge=1, description="seconds that requests and runs under way have to end in when the server is stopped"),
+    ] = 5
     stall_s: Annotated[
         float,
         Meta(gt=0, le=3600, description="a client that reads nothing of its answer for so long is cut off, in seconds"),

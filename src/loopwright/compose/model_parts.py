@@ -150,8 +150,9 @@ def _load_executor(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         num_threads=num_threads,
-        dtype=config.dtype,
+        dtype=files.dtype or config.dtype,
         instructions=None if config.instructions == "auto" else config.instructions,
+        scratch_bytes=config.scratch_mb << 20,
         ahead=ahead,
         layers=files.layers,
     )

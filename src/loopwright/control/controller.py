@@ -30,6 +30,7 @@ from loopwright.control.scheduler import ControlConfig, Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.step_results import result_of
+from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
@@ -106,6 +107,8 @@ class Controller:
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._arrivals = Arrivals()
+        self._step_times = StepTimes()
+        self._num_rows = 0  # of the step that was over last
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -178,6 +181,7 @@ class Controller:
                 busy_s = self._clock.now_s() - idle_from_s
                 self._counts.busy_s += busy_s
                 self._arrivals.step_over(busy_s)
+                self._step_times.note(batch.num_tokens, busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
             idle_from_s += self._clock.now_s() - idle_from_s
@@ -343,6 +347,7 @@ class Controller:
 
     def _take_step(self, result: StepResult) -> None:
         step = self._end_step()
+        self._num_rows = step.num_rows
         self._counts.count(step)
         self._decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
@@ -391,7 +396,8 @@ class Controller:
             self._resources.record(call)
         if not isinstance(feed, SegmentFeed):
             if is_over:
-                self._finish(call, feed.result(len(call.pages)))
+                cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
+                self._finish(call, feed.result(len(call.pages), cost))
             return
         if feed.view is not None:
             self._resources.slide(call)

@@ -219,10 +219,15 @@ class Feed:
             self._kv_len -= self._num_drafts + 1 - len(self.sampled)
         return True
 
-    def result(self, num_pages: int) -> Forwarded:
+    @property
+    def num_drafts(self) -> int:
+        """Of the inputs, the last ones that may be rejected."""
+        return self._num_drafts
+
+    def result(self, num_pages: int, draft_cost: float | None = None) -> Forwarded:
         """What a forward that is over completes with."""
         found = RowResult(self.sampled, [self._found[place] for place in range(len(self._distributions))])
-        return forwarded(found, self._sampling, self.kv_len, num_pages, self.num_cached)
+        return forwarded(found, self._sampling, self.kv_len, num_pages, self.num_cached, draft_cost)
 
     def _next_row(self, max_tokens: int) -> ForwardRow:
         self._num_in_row = min(max_tokens, self.num_left)
@@ -262,7 +267,12 @@ class Feed:
 
 
 def forwarded(
-    row: RowResult, sampling: Sampling | None, kv_len: int = 0, num_pages: int = 0, cached_tokens: int = 0
+    row: RowResult,
+    sampling: Sampling | None,
+    kv_len: int = 0,
+    num_pages: int = 0,
+    cached_tokens: int = 0,
+    draft_cost: float | None = None,
 ) -> Forwarded:
     """What a row or a head completes with."""
     return Forwarded(
@@ -276,6 +286,7 @@ def forwarded(
         top_logprobs=tuple(one.top_logprobs for one in row.sampled) if sampling and sampling.top_logprobs else (),
         logprob_kind=None if sampling is None else sampling.logprobs,
         cached_tokens=cached_tokens,
+        draft_cost=draft_cost,
     )
 
 

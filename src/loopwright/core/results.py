@@ -60,6 +60,7 @@ class Forwarded(Result, frozen=True, tag="forwarded"):
     top_logprobs: tuple[TopLogprobs, ...] = ()  # one for each token, if asked
     logprob_kind: LogprobKind | None = None
     cached_tokens: int = 0  # inputs that did not run, because their KV was there
+    draft_cost: float | None = None  # what its drafts took, in steps without them; if steps have been measured
 
 
 StopReason = Literal["stop", "stop_token", "length", "interrupted", "grammar_end", "entropy"]

@@ -21,7 +21,7 @@ from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.loader import load_model
-from loopwright.engine.model_runner import ModelRunner, NativeSettings
+from loopwright.engine.model_runner import SCRATCH_BYTES, ModelRunner, NativeSettings
 from loopwright.engine.native.choice import choose, weight_types
 from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.step_thread import StepThread
@@ -45,14 +45,15 @@ class TorchExecutor:
         attention: str = "sdpa",
         dtype: WeightDtype = "float32",
         instructions: InstructionSet | None = None,
+        scratch_bytes: int = SCRATCH_BYTES,
     ) -> None:
-        """`num_threads` is how many cores one operation uses; None leaves torch's choice. Raises Unavailable for a
-        dtype that cannot be had."""
+        """`num_threads` is how many cores one operation uses; None leaves torch's choice. `scratch_bytes` bounds what
+        the native kernels take for a step. Raises Unavailable for a dtype that cannot be had."""
         choice = choose(dtype, model.config, instructions)
         native = None
         if choice.kernels is not None:
             threads = num_threads or torch.get_num_threads()
-            native = NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads)
+            native = NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads, scratch_bytes)
         runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention, native=native)
         self.config = model.config
         self.quantization = model.quantization
@@ -93,6 +94,7 @@ def create_executor(
     attention: AttentionName = "auto",
     dtype: WeightDtype = "float32",
     instructions: InstructionSet | None = None,
+    scratch_bytes: int = SCRATCH_BYTES,
     ahead: DecodedAhead | None = None,
     layers: Sequence[int] = (),
     shape: str = "",
@@ -122,6 +124,7 @@ def create_executor(
         num_threads=num_threads,
         dtype=dtype,
         instructions=instructions,
+        scratch_bytes=scratch_bytes,
     )
     if is_deterministic and executor.exactness != "deterministic":
         executor.close()

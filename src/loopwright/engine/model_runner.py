@@ -40,16 +40,18 @@ from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row")
+SCRATCH_BYTES = 64 << 20
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeSettings:
-    """Kernels, how each weight is kept, and on how many threads they run."""
+    """Kernels, how each weight is kept, on how many threads they run, and how much memory a step's slices may take."""
 
     kernels: Kernels
     weight_type: Callable[[str], WeightType]
     num_threads: int
+    scratch_bytes: int = SCRATCH_BYTES
 
 
 class _Ends(Protocol):
@@ -121,7 +123,12 @@ class ModelRunner:
         elif native is not None:
             self._cache = cache = NativeKvCache(model.config, num_blocks)
             decoder = NativeDecoder(
-                model, native.kernels, cache, weight_type=native.weight_type, num_threads=native.num_threads
+                model,
+                native.kernels,
+                cache,
+                weight_type=native.weight_type,
+                num_threads=native.num_threads,
+                scratch_bytes=native.scratch_bytes,
             )
             self._model, self._forward = decoder, decoder.forward
             self.step_weight_bytes = decoder.step_weight_bytes
@@ -222,9 +229,12 @@ class ModelRunner:
         for start in range(0, len(questions), _MAX_LOGIT_ROWS):
             chunk = questions[start : start + _MAX_LOGIT_ROWS]
             logits = self._model.logits(vectors([index for index, _ in chunk]))
-            results += answer(logits, [question for _, question in chunk])
+            results += self._answer_logits(logits, [question for _, question in chunk])
         remaining = iter(results)
         return [one.assemble(remaining) for one in asked]
+
+    def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
+        return answer(logits, questions)
 
 
 @dataclass(frozen=True, slots=True)

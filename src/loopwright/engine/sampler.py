@@ -22,7 +22,7 @@ from loopwright.engine.draws import draw, uniform
 from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
 
 _NUCLEUS_GUESSES = (256, 4096)  # most nuclei are smaller; a larger one costs a full sort
-_MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
+MAX_LOGIT = 1e30  # as large as a bias may be: a penalty near zero must not make infinities, which have no difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
     traced = _run_traced(logits, are_finite, questions)
     return [
-        _answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
+        answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
         for place, (row, normalizer, is_finite, question) in enumerate(
             zip(logits, normalizers, are_finite, questions, strict=True)
         )
@@ -152,7 +152,7 @@ def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[
     return dict(zip(rows, run_samplers(list(rows.values())), strict=True)) if rows else {}
 
 
-def _answer_one(logits: Tensor, normalizer: float, question: Question, traced: TracedAnswer | None) -> RowResult:
+def answer_one(logits: Tensor, normalizer: float, question: Question, traced: TracedAnswer | None) -> RowResult:
     sampled: tuple[Sampled, ...] = ()
     if question.sampling is not None:
         try:
@@ -224,7 +224,7 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
         is_seen[torch.tensor(sampling.seen, dtype=torch.int64, device=logits.device)] = True
         penalty = sampling.repetition_penalty
         wide = logits.double()  # in float32 a penalty can be zero
-        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-_MAX_LOGIT, _MAX_LOGIT).float()
+        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-MAX_LOGIT, MAX_LOGIT).float()
         logits = torch.where(is_seen, penalized, logits)
         logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     for token_id, bias in sampling.logit_bias.items():

@@ -53,7 +53,7 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not any(_matches(pattern, host, port) for pattern in self.http):
             raise PermissionDenied(
                 f"the program may not reach {host}:{port}; permitted: {', '.join(self.http) or 'nothing'}",
-                hint=f'add to the program\'s metadata: permissions = {{ http = ["{_pattern(host, port)}"] }}',
+                hint=self._line_with("http", _pattern(host, port)),
             )
 
     def check_address(self, host: str, port: int, found: str) -> None:
@@ -70,7 +70,7 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not any(_matches(pattern, listed, port) for pattern in self.http):
             raise PermissionDenied(
                 f"{host}:{port} leads to {found}, which is not a public address and not listed itself",
-                hint=f'add to the program\'s metadata: permissions = {{ http = ["{_pattern(listed, port)}"] }}',
+                hint=self._line_with("http", _pattern(listed, port)),
             )
 
     def may_use_tool(self, name: str) -> bool:
@@ -81,36 +81,44 @@ class Permissions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.may_use_tool(name):
             raise PermissionDenied(
                 f"the program may not use the tool {name!r}; permitted: {', '.join(self.tools) or 'none'}",
-                hint=f'add to the program\'s metadata: permissions = {{ tools = ["{name}"] }}',
+                hint=self._line_with("tools", name),
             )
 
     def check_channel(self, name: str) -> None:
         """Raises PermissionDenied unless some pattern covers the topic or queue."""
-        _check_named("channels", self.channels, name, f"use the channel {name!r}")
+        self._check_named("channels", name, f"use the channel {name!r}")
 
     def check_store(self, name: str) -> None:
         """Raises PermissionDenied unless some pattern covers the named store."""
-        _check_named("state", self.state, name, f"use the store {name!r}")
+        self._check_named("state", name, f"use the store {name!r}")
 
     def check_model(self, name: str) -> None:
         """Raises PermissionDenied unless some pattern covers the model."""
-        _check_named("models", self.models, name, f"use the model {name!r}")
+        self._check_named("models", name, f"use the model {name!r}")
 
     def check_child(self, name: str) -> None:
         """Raises PermissionDenied, naming the line to add, unless programs of that name may be spawned."""
         if name not in self.children:
             raise PermissionDenied(
                 f"the program may not spawn {name}; permitted: {', '.join(self.children) or 'nothing'}",
-                hint=f'add to the program\'s metadata: permissions = {{ children = ["{name}"] }}',
+                hint=self._line_with("children", name),
             )
 
+    def _check_named(self, permission: str, name: str, action: str) -> None:
+        patterns: tuple[str, ...] = getattr(self, permission)
+        if not any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in patterns):
+            raise PermissionDenied(
+                f"the program may not {action}; permitted: {', '.join(patterns) or 'nothing'}",
+                hint=self._line_with(permission, name),
+            )
 
-def _check_named(permission: str, patterns: tuple[str, ...], name: str, action: str) -> None:
-    if not any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in patterns):
-        raise PermissionDenied(
-            f"the program may not {action}; permitted: {', '.join(patterns) or 'nothing'}",
-            hint=f"add to the program's metadata: permissions = {{ {permission} = [{json.dumps(name)}] }}",
-        )
+    def _line_with(self, permission: str, name: str) -> str:
+        """What the metadata has to say: all that is there, and one more."""
+        lists = {one: list(getattr(self, one)) for one in self.__struct_fields__}
+        lists[permission].append(name)
+        shown = ", ".join(f"{key} = {json.dumps(names)}" for key, names in lists.items() if names)
+        verb = "write in" if self != Permissions() else "add to"
+        return f"{verb} the program's metadata: permissions = {{ {shown} }}"
 
 
 def _check_name_pattern(permission: str, pattern: str) -> None:

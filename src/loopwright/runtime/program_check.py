@@ -15,7 +15,9 @@ import msgspec
 
 from loopwright.core.errors import PermissionDenied, ProgramRejected
 from loopwright.runtime import sdk_surface as sdk
+from loopwright.runtime.await_check import check_awaits
 from loopwright.runtime.newer_syntax import nested_quotes
+from loopwright.runtime.offer_check import Offer, check_offer
 from loopwright.runtime.outside_literals import outside_uses
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.program import read_program
@@ -32,13 +34,14 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
     line: int
     column: int
-    code: str  # syntax, program, module, name, argument, await, permission
+    code: str  # syntax, program, module, name, argument, await, permission, server
     message: str
     hint: str = ""
 
 
-def check_program(source: str, filename: str, modules: Collection[str]) -> list[Finding]:
-    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has."""
+def check_program(source: str, filename: str, modules: Collection[str], offer: Offer | None = None) -> list[Finding]:
+    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has; with an
+    `offer`, also what that server would not give it."""
     try:
         tree = ast.parse(source, filename, feature_version=PYTHON_VERSION)
     except SyntaxError as error:
@@ -48,13 +51,20 @@ def check_program(source: str, filename: str, modules: Collection[str]) -> list[
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, lone surrogates, absurd nesting
         return [Finding(1, 1, "syntax", f"cannot be parsed: {error}")]
     names = Names(tree)
-    found = [*_newer_syntax(source), *_missing_modules(tree, modules), *_Calls(names).findings(tree)]
+    found = [
+        *_newer_syntax(source),
+        *_missing_modules(tree, modules),
+        *_Calls(names).findings(tree),
+        *_awaits(tree, names),
+    ]
     try:
         program = read_program(source, filename)
     except ProgramRejected as error:
         found.append(_rejected(error, source, filename))
     else:
         found += _missing_permissions(tree, names, program.metadata.permissions)
+        refused = check_offer(source, program.metadata, offer) if offer else ()
+        found += [Finding(line, 1, "server", message, hint) for line, message, hint in refused]
     return sorted(set(found))
 
 
@@ -107,6 +117,11 @@ def _may_fail(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+def _awaits(tree: ast.Module, names: Names) -> Iterator[Finding]:
+    for node, message, hint in check_awaits(tree, names):
+        yield Finding(node.lineno, node.col_offset + 1, "await", message, hint)
+
+
 def _missing_permissions(tree: ast.Module, names: Names, permissions: Permissions) -> Iterator[Finding]:
     for node, check in outside_uses(tree, names):
         try:
@@ -145,12 +160,7 @@ class _Calls(ast.NodeVisitor):
                 f"write (await …).{node.attr}",
             )
         elif (known := attributes(value)) is not None and node.attr not in known:
-            self._say(node, "name", *_unknown(_title(value), node.attr, known), end_column=True)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        self.generic_visit(node)
-        if isinstance(node.value, ast.Call) and isinstance(value := self._names.value(node.value), sdk.Awaitable):
-            self._say(node, "await", f"{value.name}(…) is never awaited: it does nothing", "write await before it")
+            self._say(node, "name", *_unknown(sdk.title(value), node.attr, known), end_column=True)
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -182,7 +192,7 @@ class _Calls(ast.NodeVisitor):
         takes_any = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
         if len(node.args) > most and not takes_any and not any(isinstance(one, ast.Starred) for one in node.args):
             number = f"{most} positional argument{'' if most == 1 else 's'}"
-            self._say(node.args[most], "argument", f"{_title(value)} takes {number}, not {len(node.args)}")
+            self._say(node.args[most], "argument", f"{sdk.title(value)} takes {number}, not {len(node.args)}")
 
     def _check_keywords(self, node: ast.Call, value: sdk.Value, signature: inspect.Signature) -> None:
         parameters = signature.parameters.values()
@@ -194,7 +204,7 @@ class _Calls(ast.NodeVisitor):
             known |= options
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg not in known:
-                message, hint = _unknown(_title(value), keyword.arg, known, verb="takes")
+                message, hint = _unknown(sdk.title(value), keyword.arg, known, verb="takes")
                 self._say(keyword, "argument", message, hint)
 
     def _check_needed(self, node: ast.Call, value: sdk.Value, signature: inspect.Signature) -> None:
@@ -203,12 +213,12 @@ class _Calls(ast.NodeVisitor):
         places = [one.name for one in _places(signature)][: len(node.args)]
         for keyword in node.keywords:
             if keyword.arg in places:
-                self._say(keyword, "argument", f"{_title(value)} gets {keyword.arg!r} twice")
+                self._say(keyword, "argument", f"{sdk.title(value)} gets {keyword.arg!r} twice")
         given = {*places, *(one.arg for one in node.keywords)}
         for one in signature.parameters.values():
             is_needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
             if is_needed and one.name not in given:
-                self._say(node, "argument", f"{_title(value)} needs {one.name!r}")
+                self._say(node, "argument", f"{sdk.title(value)} needs {one.name!r}")
 
     def _say(self, node: ast.AST, code: str, message: str, hint: str = "", *, end_column: bool = False) -> None:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
@@ -230,15 +240,3 @@ def _unknown(owner: str, name: str, known: Collection[str], verb: str = "has") -
     """The message, and the nearest name that exists."""
     near = difflib.get_close_matches(name, sorted(one for one in known if not one.startswith("_")), n=1)
     return f"{owner} {verb} no {name!r}", f"did you mean {near[0]!r}?" if near else ""
-
-
-def _title(value: sdk.Value) -> str:
-    match value:
-        case sdk.Module(module):
-            return module.__name__.rpartition(".")[2]
-        case sdk.Class(kind) | sdk.Instance(kind):
-            return kind.__name__
-        case sdk.Function(function):
-            return function.__qualname__
-        case sdk.Awaitable(name):
-            return name

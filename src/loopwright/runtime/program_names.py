@@ -79,6 +79,10 @@ class Names:
             case _:
                 return None
 
+    def binds(self, node: ast.expr) -> bool:
+        """Whether the program binds that name itself, so that it is no builtin."""
+        return isinstance(node, ast.Name) and bool(self._scopes[id(node)].find(node.id))
+
     def text(self, node: ast.expr) -> tuple[str, bool] | None:
         """What a text begins with, and whether that is all of it; None for what is no literal. Of a parameter, its
         default."""
@@ -233,7 +237,7 @@ class _Binder(ast.NodeVisitor):
         arguments = node.args
         scope = _Scope(self._scope)
         if not isinstance(node, ast.Lambda):
-            self._scope.bind(node.name, None)
+            self._scope.bind(node.name, sdk.Own(node.name) if _is_coroutine(node) else None)
             self.generic_visit_all([*node.decorator_list, *([node.returns] if node.returns else [])])
         named = [*arguments.posonlyargs, *arguments.args]
         defaults: list[ast.expr | None] = [None] * (len(named) - len(arguments.defaults))
@@ -250,6 +254,23 @@ class _Binder(ast.NodeVisitor):
         outer, self._scope = self._scope, scope
         self.generic_visit_all(body)
         self._scope = outer
+
+
+def own_nodes(function: _FunctionNode) -> Iterator[ast.AST]:
+    """All that is in a function, and not in one inside it."""
+    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _is_coroutine(function: _FunctionNode) -> bool:
+    """Whether a call of it has to be awaited, whatever a decorator may do."""
+    if not isinstance(function, ast.AsyncFunctionDef) or function.decorator_list:
+        return False
+    return not any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(function))
 
 
 def _is_root(value: sdk.Value) -> bool:

@@ -6,6 +6,7 @@ Never reads a program. Used by `program_check`, and by the reference of the sdk.
 import ast
 import functools
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -52,7 +53,27 @@ class Awaitable:
     result: "Value | None"
 
 
-Value: TypeAlias = Module | Class | Function | Instance | Awaitable
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An async function of the program itself."""
+
+    name: str
+
+
+Value: TypeAlias = Module | Class | Function | Instance | Awaitable | Own
+
+
+def title(value: Value) -> str:
+    """What a value is called in a message."""
+    match value:
+        case Module(module):
+            return module.__name__.rpartition(".")[2]
+        case Class(kind) | Instance(kind):
+            return kind.__name__
+        case Function(function):
+            return function.__qualname__
+        case Awaitable(name) | Own(name):
+            return name
 
 
 def value_of(thing: object) -> Value | None:
@@ -109,8 +130,29 @@ def returned(value: Value) -> Value | None:
         case Function(function):
             result = _instance_of(_hints(function).get("return"))
             return Awaitable(function.__qualname__, result) if inspect.iscoroutinefunction(function) else result
+        case Own(name):
+            return Awaitable(name, None)
         case _:
             return None
+
+
+def returns_at_once(value: Value) -> bool:
+    """Whether what a call of the value gives can certainly not be awaited."""
+    match value:
+        case Class(kind):
+            return not hasattr(kind, "__await__")
+        case Function(function) if not inspect.iscoroutinefunction(function):
+            return _is_plain(_hints(function).get("return"))
+        case _:
+            return False
+
+
+def takes_coroutines(value: Value) -> bool:
+    """Whether a parameter of the value may be something to await."""
+    found = signature(value)
+    return found is None or any(
+        re.search("Awaitable|Coroutine|Future|Task", str(one.annotation)) for one in found.parameters.values()
+    )
 
 
 def signature(value: Value) -> inspect.Signature | None:
@@ -151,6 +193,13 @@ def returned_by(value: Value, method: str) -> Value | None:
         return None
     result = returned(found)
     return result.result if isinstance(result, Awaitable) else None
+
+
+def _is_plain(hint: Any) -> bool:  # noqa: ANN401 (a type, in whatever form)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return all(map(_is_plain, typing.get_args(hint)))
+    kind = typing.get_origin(hint) or hint
+    return inspect.isclass(kind) and kind not in (object, typing.Any) and not hasattr(kind, "__await__")
 
 
 def _instance_of(hint: Any) -> Value | None:  # noqa: ANN401 (a type, in whatever form)

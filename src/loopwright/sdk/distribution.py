@@ -4,9 +4,12 @@ import base64
 import math
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 from loopwright.sdk.errors import BoundaryHit
+
+_MAX_SHOWN = 5
 
 
 class RandomSource(Protocol):
@@ -35,6 +38,12 @@ class Distribution:
         self.logits = None if logits is None else array("f", base64.b64decode(logits))
         ranks = data.get("ranks")
         self.ranks = None if ranks is None else array("i", base64.b64decode(ranks))
+
+    def __repr__(self) -> str:
+        """The most probable tokens with their probabilities, how many are listed, and the mass of the rest."""
+        shown = ", ".join(f"{token}: {math.exp(logprob):.3g}" for token, logprob in islice(self, _MAX_SHOWN))
+        more = ", …" if len(self) > _MAX_SHOWN else ""
+        return f"<Distribution {shown}{more} ({len(self)} listed, tail {self.tail_mass:.3g})>"
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -92,13 +92,15 @@ class Turn:
 class Verified:
     """Drafts that the model has judged: `tokens` are those it accepted and one more, which are in the context now.
 
-    Log-probabilities are as in a Turn. `proposals`, if asked for, are what is most probable after each draft."""
+    Log-probabilities are as in a Turn. `proposals`, if asked for, are what is most probable after each draft. `cost` is
+    what drafts took in every row of the step, in steps without any: None where steps are too short to be measured."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     logprob_kind: str
     top_logprobs: tuple[TopLogprobs, ...] = ()
     proposals: tuple[int, ...] = ()
+    cost: float | None = field(default=None, compare=False)
 
     @property
     def num_accepted(self) -> int:
@@ -112,6 +114,7 @@ class Verified:
             logprob_kind=payload["logprob_kind"],
             top_logprobs=top_logprobs(payload),
             proposals=tuple(Distribution(one).ids[0] for one in payload.get("distributions", ())),
+            cost=payload.get("draft_cost"),
         )
 
 

@@ -21,8 +21,9 @@ from loopwright.server.openai_routes import OpenAIRoutes
 from loopwright.server.openapi import openapi_document, takes
 from loopwright.server.origin import WithOrigin
 from loopwright.server.program_routes import ProgramRoutes
+from loopwright.server.response_limits import ResponsesConfig
 from loopwright.server.response_routes import ResponseRoutes
-from loopwright.server.response_store import ResponsesConfig, ResponseStore
+from loopwright.server.response_store import ResponseStore
 from loopwright.server.stopping import EndsWhenStopped
 from loopwright.server.text_routes import TextRoutes
 
@@ -65,6 +66,7 @@ def create_app(
         Route("/v1/chat/completions/render", texts.render, methods=["POST"]),
         Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/responses", responses.create_response, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.response, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),

@@ -38,11 +38,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """All that was answered."""
+    """All that was answered, and when it was over, in seconds since the epoch."""
 
     blocks: Sequence[Block]
     end: Choice
     usage: Usage
+    ended_s: float
 
 
 class BlockForm(Protocol):
@@ -117,9 +118,11 @@ class BlockStream:
         if self._open is not None:
             self._open.is_cut = end.finish_reason == "length"
         written.append(self._shut())
-        return b"".join(written), Message(self._blocks, end, outcome.usage)
+        return b"".join(written), Message(self._blocks, end, outcome.usage, finished.time_s)
 
     def failed(self, error: LoopwrightError) -> bytes:
+        if self._open is not None:
+            self._open.is_cut = True
         return self._form.failed(self._blocks, error)
 
     def _take(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob] = ()) -> list[bytes]:

@@ -6,7 +6,7 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -15,19 +15,27 @@ from starlette.types import ASGIApp
 from loopwright.core.errors import BadRequest, Unavailable
 from loopwright.server.connection import STALL_S, stalling_after
 
-GRACE_S = 5  # how long requests under way may go on after the word to stop
+GRACE_S = 5  # how long what is under way may go on after the word to stop
 END_S = 2  # how long a client may take to read that it was ended
 BACKLOG = 2048
 MAX_PORT = 65535
 
 
 async def serve(
-    app: ASGIApp, host: str, port: int, ready: Callable[[int], None] = lambda port: None, *, stall_s: float = STALL_S
+    app: ASGIApp,
+    host: str,
+    port: int,
+    ready: Callable[[int], None] = lambda port: None,
+    *,
+    stall_s: float = STALL_S,
+    grace_s: int = GRACE_S,
+    others_done: Callable[[], Awaitable[None]] | None = None,
 ) -> signal.Signals | None:
-    """Serves until SIGINT, SIGTERM or cancellation, then lets requests under way end, for a while.
+    """Serves until SIGINT, SIGTERM or cancellation, then takes no more, and lets requests under way end for `grace_s`.
 
-    `ready` gets the port, which is chosen when `port` is 0. Clients that read nothing for `stall_s` are cut off.
-    Returns the first signal. Raises Unavailable (say, it is in use) or BadRequest."""
+    What no request waits for may end in the same time, on SIGTERM: `others_done` returns when it has. A second signal
+    waits for nothing. `ready` gets the port, which is chosen when `port` is 0. Clients that read nothing for `stall_s`
+    are cut off. Returns the first signal. Raises Unavailable (say, it is in use) or BadRequest."""
     listener = listen(host, port)
     config = uvicorn.Config(
         app,
@@ -37,7 +45,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=grace_s,
     )
     server = _Server(config, lambda: ready(listener.getsockname()[1]))
     with listener, _stopped_by_signals(server):
@@ -50,6 +58,8 @@ async def serve(
             raise
         finally:
             await _end(server.server_state.tasks)
+        if server.stopped_by == signal.SIGTERM and others_done is not None:
+            await server.wait_for(others_done(), grace_s)
     return server.stopped_by
 
 
@@ -97,7 +107,31 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.stopped_by: signal.Signals | None = None
+        self._stopped_s = 0.0
+        self._is_hurried = asyncio.Event()
         self._ready = ready
+
+    def stop(self, received: signal.Signals) -> None:
+        """The first signal asks to stop, the second to wait for nothing."""
+        if self.should_exit:
+            self.force_exit = True
+            self._is_hurried.set()
+        else:
+            self.stopped_by, self._stopped_s = received, asyncio.get_running_loop().time()
+            self.should_exit = True
+
+    async def wait_for(self, work: Awaitable[None], grace_s: float) -> None:
+        """Waits for the work until `grace_s` after the first signal, or a second one."""
+        left_s = max(0.0, self._stopped_s + grace_s - asyncio.get_running_loop().time())
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._is_hurried.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -112,18 +146,13 @@ class _Server(uvicorn.Server):
 def _stopped_by_signals(server: _Server) -> Iterator[None]:
     """The first signal asks the server to stop, the second does not wait for requests. In the main thread only."""
 
-    def stop(received: signal.Signals) -> None:
-        server.stopped_by = server.stopped_by or received
-        server.force_exit = server.should_exit
-        server.should_exit = True
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for one in signals:
-        loop.add_signal_handler(one, stop, one)
+        loop.add_signal_handler(one, server.stop, one)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from loopwright.core.runs import Runs, RunSpec, open_events
 from loopwright.server.identity import current_tenant
 from loopwright.server.origin import current_origin
 
+_AFTER_ALL = (1 << 53) - 1  # no event but the final one, which always comes
 MAX_BATCH_EVENTS = 256  # read ahead of what the client has taken
 
 
@@ -39,6 +40,16 @@ async def followed_run(runs: Runs, run_id: RunId, after: int = -1) -> AsyncItera
     run = LiveRun(run_id)
     async with _reading(runs, run, after):
         yield run
+
+
+async def all_finished(runs: Runs) -> None:
+    """Returns when every run that is under way has had its final event. They are not asked to end."""
+    for run in await runs.runs():
+        if run.state == "running":
+            with suppress(NotFound):  # it has ended, and was forgotten
+                async with open_events(runs, run.run, _AFTER_ALL) as events:
+                    async for _ in events:
+                        pass
 
 
 @asynccontextmanager

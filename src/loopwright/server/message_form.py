@@ -35,7 +35,7 @@ class MessageForm:
         self._frame = b""  # what stands before the text of a delta of the open block
 
     def begin(self) -> bytes:
-        start = self._message([], None, {**_usage(Usage()), "input_tokens": 0})
+        start = self._message([], None, _usage(Usage()))
         return _event("message_start", message=start) + _event("ping")
 
     def opened(self, block: Block) -> bytes:

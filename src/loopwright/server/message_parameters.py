@@ -10,7 +10,7 @@ MESSAGE_HONOURED: Mapping[str, str] = {
     "messages": "of user, assistant and system; content as text or blocks `text`, `tool_use`, `tool_result`, and "
     "`thinking` (taken, but not shown to the model again)",
     "system": "a text, or blocks of text",
-    "max_tokens": "from 1, thoughts included; required",
+    "max_tokens": "from 1, thoughts included; required. A program gets it, if it has such a parameter",
     "stream": "server-sent events; what is ready together comes as one delta",
     "stop_sequences": "up to 16; the text ends before the first that is complete, and `stop_sequence` names it",
     "temperature": "of either version; from 0 to 1; 0 takes the most probable token; 1 without it",

@@ -5,7 +5,7 @@ honours is the chat's to check: its errors get the names that this request has f
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -13,9 +13,9 @@ from msgspec import Meta
 
 from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.runs import RunSpec
+from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
-from loopwright.server.chat_request import ChatBody, ChatRequest, chat_spec, read_chat
+from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
 from loopwright.server.generation import NonEmpty, refuse
 from loopwright.server.json_text import encode_json
 from loopwright.server.message_parameters import MESSAGE_ASKS_NOTHING, MESSAGE_REFUSED
@@ -187,6 +187,16 @@ def message_spec(request: MessagesRequest, model: ModelInfo) -> RunSpec:
         message = f"thinking: the template of {model.name} has no tags for thoughts"
         raise BadRequest(message, hint="leave thinking out", field="thinking")
     return spec
+
+
+def message_of_program(request: MessagesRequest, program: ProgramInfo) -> RunSpec:
+    """The run of a deployed program that answers it. `max_tokens`, which no request can leave out, goes to those that
+    take it."""
+    chat = request.chat
+    if all(parameter.name != "max_tokens" for parameter in program.parameters):
+        given = {name: value for name, value in chat.generation.given.items() if name != "max_tokens"}
+        chat = replace(chat, generation=replace(chat.generation, given=given))
+    return chat_of_program(chat, program)
 
 
 def _max_thoughts(body: PromptBody) -> int | None:

@@ -7,14 +7,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loopwright.core.errors import BadRequest
+from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.server.blocks import BlockStream, whole_message
 from loopwright.server.body import read_body
-from loopwright.server.chat_request import chat_of_program, prompt_arguments
+from loopwright.server.chat_request import prompt_arguments
 from loopwright.server.errors import AnthropicErrorBody, json_response
 from loopwright.server.generating import Asked, Generating, field_names
 from loopwright.server.message_form import MessageForm
-from loopwright.server.message_request import MessagesBody, PromptBody, message_spec, read_messages_request
+from loopwright.server.message_request import (
+    MessagesBody,
+    PromptBody,
+    message_of_program,
+    message_spec,
+    read_messages_request,
+)
 from loopwright.server.openapi import takes
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -46,7 +52,7 @@ class MessageRoutes:
                 chat.generation,
                 lambda error: by_own_fields(of_run(error)),
                 lambda model: message_spec(asked, model),
-                lambda program: chat_of_program(chat, program),
+                lambda program: message_of_program(asked, program),
                 lambda answer: BlockStream(answer, MessageForm(answer)),
                 lambda answer, events: whole_message(answer, MessageForm(answer), events),
                 has_tools=chat.tools is not None,
@@ -59,7 +65,10 @@ class MessageRoutes:
         _check_version(request)
         asked = read_messages_request(await read_body(request, PromptBody))
         model = self._generating.model(asked.chat.body.model)
-        arguments = prompt_arguments(message_spec(asked, model))
+        try:
+            arguments = prompt_arguments(message_spec(asked, model))
+        except LoopwrightError as error:
+            raise asked.renamed(error) from None
         found = await self._generating.result(request, "tokenize", model, arguments)
         return json_response(TokenCount(len(found["tokens"])))
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loopwright.core.clock import Clock
-from loopwright.core.errors import LoopwrightError
+from loopwright.core.errors import Cancelled, LoopwrightError
 from loopwright.core.events import TokenLogprob
 from loopwright.server.answers import Answer
 from loopwright.server.blocks import Block, Message
@@ -30,16 +29,16 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 class ResponseForm:
     """How one response is written."""
 
-    def __init__(self, answer: Answer, request: ResponseRequest, clock: Clock, keep: Keep) -> None:
+    def __init__(self, answer: Answer, request: ResponseRequest, keep: Keep, after: int = -1) -> None:
         self._answer = answer
         self._asked = request
-        self._clock = clock
         self._keep = keep
+        self._after = after  # events up to that number are not written
         self._num_events = 0
         self._frame = b""  # what stands before the number and the text of a delta of the open block
 
     def begin(self) -> bytes:
-        response = self._response("in_progress", ())
+        response = self.response("in_progress", ())
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
@@ -60,7 +59,8 @@ class ResponseForm:
         more = b""
         if block.kind == "text":
             more = b',"logprobs":' + encode_json([self._logprob(one) for one in logprobs])
-        number, self._num_events = self._num_events, self._num_events + 1
+        if (number := self._next_number()) is None:
+            return b""
         return b'%b%b,"sequence_number":%d,"delta":%b}\n\n' % (self._frame, more, number, encode_json(text))
 
     def closed(self, block: Block) -> bytes:
@@ -86,7 +86,10 @@ class ResponseForm:
         status = status_of(error)
         code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
         told = {"code": code, "message": openai_error(error)["error"].message}
-        response = self._response("failed", blocks, error=told)
+        is_cancelled = isinstance(error, Cancelled)
+        response = self.response(
+            "cancelled" if is_cancelled else "failed", blocks, error=None if is_cancelled else told
+        )
         self._keep(response)
         return self._event("response.failed", response=response)
 
@@ -95,12 +98,13 @@ class ResponseForm:
         details = {"reason": "max_output_tokens"} if is_cut else None
         more: Json = {"incomplete_details": details, "usage": _usage(message.usage)}
         if not is_cut:
-            more["completed_at"] = int(self._clock.wall_s())
-        response = self._response("incomplete" if is_cut else "completed", message.blocks, **more)
+            more["completed_at"] = int(message.ended_s)
+        response = self.response("incomplete" if is_cut else "completed", message.blocks, **more)
         self._keep(response)
         return response
 
-    def _response(self, status: str, blocks: Sequence[Block], **more: object) -> Json:
+    def response(self, status: str, blocks: Sequence[Block], **more: object) -> Json:
+        """The response as it is when it has that status and these blocks."""
         body, generation = self._asked.body, self._asked.chat.generation
         sampling = generation.options["sampling"]
         text = body.text.format if body.text is not None else None
@@ -109,7 +113,7 @@ class ResponseForm:
             "object": "response",
             "created_at": self._answer.created_s,
             "status": status,
-            "background": False,
+            "background": body.background is True,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -119,7 +123,7 @@ class ResponseForm:
             "output": [self._done_item(block) for block in blocks],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "service_tier": "default",
             "store": body.store is not False,
             "system_fingerprint": self._answer.fingerprint,
@@ -129,7 +133,7 @@ class ResponseForm:
             "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.get("top_p", 1.0),
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "metadata": body.metadata or {},
             **{name: value for name in _TOLD_AGAIN if (value := getattr(body, name)) is not None},
             **more,
@@ -162,8 +166,14 @@ class ResponseForm:
         return {**_entry(one), "top_logprobs": [_entry(other) for other in top]}
 
     def _event(self, kind: str, **told: object) -> bytes:
-        number, self._num_events = self._num_events, self._num_events + 1
+        if (number := self._next_number()) is None:
+            return b""
         return sse_named(kind, {"type": kind, "sequence_number": number, **told})
+
+    def _next_number(self) -> int | None:
+        """That of the next event; None for one that was written before."""
+        number, self._num_events = self._num_events, self._num_events + 1
+        return number if number > self._after else None
 
 
 _TOLD_AGAIN = ("user", "safety_identifier", "prompt_cache_key")

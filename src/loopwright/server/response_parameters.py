@@ -10,7 +10,7 @@ from loopwright.server.parameters import HONOURED
 _AS_IN_A_CHAT = (
     "model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "top_k",
     "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "logprob_kind", "truncate_prompt_tokens",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "enable_thinking", "chat_template_kwargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
 
 RESPONSE_HONOURED: Mapping[str, str] = {
@@ -19,16 +19,22 @@ RESPONSE_HONOURED: Mapping[str, str] = {
     "instructions": "a system message before all else; of this request alone, not of those that go on from it",
     "previous_response_id": "goes on behind the input and the output of a response that was kept",
     "store": "true without it: the response is kept, see below",
+    "background": "true: the answer comes at once with the status `in_progress`, and the response is made whatever its "
+    "client does; see below",
     "stream": "server-sent events, each with its number; what is ready together comes as one delta",
     "stream_options": "obfuscation may only be false",
     "max_output_tokens": "from 1, thoughts included; as many as the context holds without it",
     "text": "`format`: `text`, `json_object` or `json_schema`, which is enforced, strict or not; no `verbosity`",
+    "reasoning": "`effort`, where the chat template reads it; `none` also where that reads `enable_thinking`. No "
+    "`summary`: thoughts are told as they are",
     "include": "`message.output_text.logprobs`; `reasoning.encrypted_content` asks for nothing, as thoughts are in "
     "their items as text; what concerns hosted tools asks for nothing either",
     "top_logprobs": "up to 20, with `include` of the log-probabilities",
     "tools": "functions; hosted tools are refused by their type",
     "tool_choice": "`none`, `auto`, `required`, a function by name, or `allowed_tools`",
     "parallel_tool_calls": "false is one call at the most",
+    "truncation": "`auto` leaves out the oldest messages until the prompt and `max_output_tokens` fit (a quarter of "
+    "the context without it); what the system says stays. Of a model, not of a program. Counts leave nothing out",
     "metadata": "kept with the response and told again",
     **{name: HONOURED[name] for name in _AS_IN_A_CHAT},
 }
@@ -42,10 +48,7 @@ RESPONSE_INERT: Mapping[str, str] = {
 }
 
 RESPONSE_REFUSED: Mapping[str, str] = {
-    "background": "a response is made while its client waits",
-    "background_options": "as `background`",
-    "truncation": "other than `disabled`; `truncate_prompt_tokens` keeps the last tokens",
-    "reasoning": "no `effort` and no `summary`: the model decides, and its thoughts are told as they are",
+    "background_options": "one in the background is made as soon as any other",
     "conversation": "no conversations; `previous_response_id` goes on from a response",
     "context_management": "nothing is compacted",
     "prompt": "no prompt templates",
@@ -55,10 +58,4 @@ RESPONSE_REFUSED: Mapping[str, str] = {
     "access_programs": "none",
     "image": "text only",
 }
-"""Refused but for null and for values that ask for nothing."""
-
-RESPONSE_ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
-    "background": (False,),
-    "truncation": ("disabled",),
-    "reasoning": ({},),
-}
+"""Refused but for null."""

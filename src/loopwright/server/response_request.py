@@ -12,12 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.errors import BadRequest, LoopwrightError
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
-from loopwright.server.chat_request import ChatBody, ChatRequest, read_chat
+from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
 from loopwright.server.generation import NonEmpty, SamplingBody, Top, refuse
 from loopwright.server.renaming import renamed
 from loopwright.server.response_items import REFERENCE, Placed, as_messages, read_item
-from loopwright.server.response_parameters import RESPONSE_ASKS_NOTHING, RESPONSE_REFUSED
+from loopwright.server.response_parameters import RESPONSE_REFUSED
 
 Json = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
@@ -54,6 +56,15 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     strict: bool | None = None
 
 
+class ReasoningBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the model is to think. All but the effort is refused."""
+
+    effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    summary: Literal[None] = None
+    generate_summary: Literal[None] = None
+    context: Literal[None] = None
+
+
 class TextBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: PlainFormat | ObjectFormat | SchemaFormat | None = None
     verbosity: Any = None
@@ -71,22 +82,25 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     stream_options: NoObfuscation | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
     include: list[Includable] | None = None
     top_logprobs: Top | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    enable_thinking: bool | None = None  # an extension, as the next
+    chat_template_kwargs: dict[str, Any] | None = None
 
     safety_identifier: str | None = None  # from here on inert
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
 
-    background: Any = None  # from here on as RESPONSE_REFUSED says
-    background_options: Any = None
-    truncation: Any = None
-    reasoning: Any = None
+    background_options: Any = None  # from here on as RESPONSE_REFUSED says
     conversation: Any = None
     context_management: Any = None
     prompt: Any = None
@@ -95,6 +109,24 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
+
+
+class InputTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of a count of tokens: what of a response's body makes its prompt. Without a model it is the first."""
+
+    input: str | list[dict[str, Any]]
+    model: NonEmpty | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    truncation: Literal["auto", "disabled"] | None = None
+
+    conversation: Any = None  # as RESPONSE_REFUSED says
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +146,13 @@ Find = Callable[[str, str], Json]
 
 def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> ResponseRequest:
     """`before` are the items of the response that this one goes on from. Raises BadRequest, or as `find` does."""
-    refuse(_asking(body), RESPONSE_REFUSED, RESPONSE_ASKS_NOTHING)
+    refuse(body, RESPONSE_REFUSED, {})
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise BadRequest(f"top_logprobs: only allowed when include has {LOGPROBS}", field="top_logprobs")
     if body.stream_options is not None and body.stream is not True:
         raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
+    if body.background and body.store is False:
+        raise BadRequest("background: only allowed when store is not false", field="background")
     items = _read_input(body.input, find)
     told = [Placed(read_item(item, "previous_response_id"), "previous_response_id") for item in before]
     messages, places = as_messages([*told, *items], body.instructions)
@@ -134,12 +168,19 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
     return ResponseRequest(body, chat, tuple(items), tuple(before), by_own_fields)
 
 
-def _asking(body: ResponseBody) -> ResponseBody:
-    """The body without a `reasoning` that is there and says nothing."""
-    reasoning = body.reasoning
-    if isinstance(reasoning, dict) and all(value is None for value in reasoning.values()):
-        return msgspec.structs.replace(body, reasoning=None)
-    return body
+def response_spec(request: ResponseRequest, model: ModelInfo) -> RunSpec:
+    """The run of the built-in chat program that answers the request."""
+    spec = chat_spec(request.chat, model)
+    if request.body.truncation == "auto":
+        spec.arguments["options"]["drops_messages"] = True
+    return spec
+
+
+def response_of_program(request: ResponseRequest, program: ProgramInfo) -> RunSpec:
+    """The run of a deployed program that answers it."""
+    if request.body.truncation == "auto":
+        raise BadRequest("truncation: a program decides itself what it keeps", field="truncation")
+    return chat_of_program(request.chat, program)
 
 
 def _read_input(given: str | list[Json], find: Find) -> list[Placed]:
@@ -167,6 +208,7 @@ def _as_chat(body: ResponseBody, messages: list[Json]) -> Json:
         "top_logprobs": body.top_logprobs if shows_logprobs else None,
         "response_format": _chat_format(text),
         "verbosity": text.verbosity,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "tools": None if body.tools is None else [_chat_tool(one, f"tools[{at}]") for at, one in enumerate(body.tools)],
         "tool_choice": _chat_choice(body.tool_choice),
     }
@@ -174,7 +216,8 @@ def _as_chat(body: ResponseBody, messages: list[Json]) -> Json:
 
 
 _SAME = (
-    "model", "stream", "parallel_tool_calls", "metadata", "safety_identifier", "prompt_cache_key", "service_tier",
+    "model", "stream", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs", "metadata",
+    "safety_identifier", "prompt_cache_key", "service_tier",
 )  # fmt: skip
 
 
@@ -221,6 +264,7 @@ def _names(num_tools: int) -> Mapping[str, str]:
         "response_format.json_schema": "text.format",
         "response_format": "text.format",
         "verbosity": "text.verbosity",
+        "reasoning_effort": "reasoning.effort",
         "tool_choice.function": "tool_choice",
         "tool_choice.allowed_tools": "tool_choice",
     }

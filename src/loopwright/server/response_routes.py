@@ -3,25 +3,23 @@
 Never generates: a response is the events of a chat's run. Used by app.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound
 from loopwright.core.ids import TenantId
-from loopwright.server.answers import Answer
-from loopwright.server.blocks import BlockStream, whole_message
 from loopwright.server.body import read_body
-from loopwright.server.chat_request import chat_of_program, chat_spec
 from loopwright.server.errors import json_response
-from loopwright.server.generating import Asked, Generating, field_names
+from loopwright.server.generating import Generating
 from loopwright.server.identity import current_tenant
 from loopwright.server.openapi import takes
-from loopwright.server.response_form import ResponseForm
-from loopwright.server.response_items import kept_item
-from loopwright.server.response_request import ResponseBody, ResponseRequest, read_response
+from loopwright.server.response_background import BackgroundResponses
+from loopwright.server.response_making import ResponseMaking
+from loopwright.server.response_request import InputTokensBody, ResponseBody
 from loopwright.server.response_store import KeptResponse, ResponseStore
 
 Json = dict[str, Any]
@@ -31,67 +29,74 @@ _NAMES = {"type": "array", "items": {"type": "string"}}
 INCLUDE = {"include": _NAMES, "include[]": _NAMES}
 
 
+class InputTokens(msgspec.Struct, frozen=True, tag_field="object", tag="response.input_tokens"):
+    input_tokens: int
+
+
 class ResponseRoutes:
     """What an OpenAI client talks to through `client.responses`."""
 
     def __init__(self, generating: Generating, store: ResponseStore) -> None:
-        self._generating = generating
-        self._store = store
+        self._making = ResponseMaking(generating, store)
+        self._background = BackgroundResponses(self._making)
 
     @takes(ResponseBody, answer=RESPONSE, streams=True)
     async def create_response(self, request: Request) -> Response:
         """POST /v1/responses: answers, and keeps the answer."""
         body = await read_body(request, ResponseBody)
         tenant = current_tenant()
-        before: tuple[Json, ...] = ()
-        if body.previous_response_id is not None:
-            before = self._store.get(tenant, body.previous_response_id, "previous_response_id").items
-        asked = read_response(body, before, lambda item_id, field: self._item(tenant, item_id, field))
-        chat, by_own_fields = asked.chat, asked.renamed
-        of_run = field_names(chat.generation, "messages", chat.tools)
+        asked = self._making.read(tenant, body, await self._before(tenant, body.previous_response_id))
+        if body.background:
+            return await self._background.begin(tenant, asked)
+        return await self._making.generating.answer(request, self._making.asked(tenant, asked))
 
-        def form(answer: Answer) -> ResponseForm:
-            return ResponseForm(answer, asked, self._generating.clock, self._keeper(tenant, asked, answer.run_id))
+    @takes(InputTokensBody, answer=InputTokens)
+    async def input_tokens(self, request: Request) -> Response:
+        """POST /v1/responses/input_tokens: how many tokens the input of a response would have."""
+        body = await read_body(request, InputTokensBody)
+        tenant = current_tenant()
+        fields = {name: getattr(body, name) for name in body.__struct_fields__}
+        fields["model"] = self._making.generating.model(body.model).name
+        before = await self._before(tenant, body.previous_response_id)
+        asked = self._making.read(tenant, ResponseBody(**fields), before)
+        return json_response(InputTokens(await self._making.count(request, asked)))
 
-        return await self._generating.answer(
-            request,
-            Asked(
-                chat.generation,
-                lambda error: by_own_fields(of_run(error)),
-                lambda model: chat_spec(chat, model),
-                lambda program: chat_of_program(chat, program),
-                lambda answer: BlockStream(answer, form(answer)),
-                lambda answer, events: whole_message(answer, form(answer), events),
-                has_tools=chat.tools is not None,
-            ),
-        )
-
-    @takes(query={**INCLUDE, "stream": {"type": "string", "enum": ["true", "false"]}}, answer=RESPONSE)
+    @takes(
+        query={
+            **INCLUDE,
+            "stream": {"type": "string", "enum": ["true", "false"]},
+            "starting_after": {"type": "integer"},
+            "include_obfuscation": {"type": "string", "enum": ["false"]},
+        },
+        answer=RESPONSE,
+        streams=True,
+    )
     async def response(self, request: Request) -> Response:
-        """GET /v1/responses/{response_id}: a response that was kept."""
-        kept = self._store.get(current_tenant(), request.path_params["response_id"])
-        for name in ("stream", "starting_after", "include_obfuscation"):
-            if request.query_params.get(name, "false") != "false":
-                raise BadRequest(f"{name}: a response that was kept has ended, and is not streamed", field=name)
+        """GET /v1/responses/{response_id}: a response that was kept; of one in the background its events, if asked."""
+        tenant, query = current_tenant(), request.query_params
+        kept = await self._background.get(tenant, request.path_params["response_id"])
+        is_streamed = _read_flag(query, "stream")
+        if _read_flag(query, "include_obfuscation"):
+            raise BadRequest("include_obfuscation: only false is supported", field="include_obfuscation")
+        if not is_streamed and "starting_after" in query:
+            raise BadRequest("starting_after: only allowed when stream is true", field="starting_after")
+        if is_streamed:
+            return self._background.follow(tenant, kept, _read_number(query, "starting_after"))
         return json_response(kept.response)
 
     @takes(answer={"type": "object", "required": ["id", "object", "deleted"]})
     async def delete_response(self, request: Request) -> Response:
         """DELETE /v1/responses/{response_id}: forgets a response. Those that went on from it stay."""
-        response_id = request.path_params["response_id"]
-        self._store.delete(current_tenant(), response_id)
+        tenant, response_id = current_tenant(), request.path_params["response_id"]
+        await self._background.forget(tenant, self._making.store.get(tenant, response_id))
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @takes(answer=RESPONSE)
     async def cancel_response(self, request: Request) -> Response:
-        """POST /v1/responses/{response_id}/cancel: refused, as what was kept has ended."""
-        response_id = request.path_params["response_id"]
-        self._store.get(current_tenant(), response_id)
-        raise BadRequest(
-            f"response_id: {response_id} has ended; there are no responses in the background",
-            hint="to cancel one that is being made, close its connection",
-            field="response_id",
-        )
+        """POST /v1/responses/{response_id}/cancel: ends a response that is being made in the background."""
+        tenant = current_tenant()
+        kept = await self._background.get(tenant, request.path_params["response_id"])
+        return json_response((await self._background.cancel(tenant, kept)).response)
 
     @takes(
         query={
@@ -104,28 +109,30 @@ class ResponseRoutes:
     )
     async def input_items(self, request: Request) -> Response:
         """GET /v1/responses/{response_id}/input_items: what a response was made from, the newest first."""
-        kept = self._store.get(current_tenant(), request.path_params["response_id"])
+        kept = self._making.store.get(current_tenant(), request.path_params["response_id"])
         return json_response(_listed(kept, request.query_params))
 
-    def _keeper(self, tenant: TenantId, asked: ResponseRequest, run_id: str) -> Callable[[Json], None]:
-        inputs = tuple(kept_item(one.item, f"item_{run_id}_in{number}") for number, one in enumerate(asked.items))
+    async def _before(self, tenant: TenantId, response_id: str | None) -> KeptResponse | None:
+        """The response that one goes on from."""
+        if response_id is None:
+            return None
+        return await self._background.get(tenant, response_id, "previous_response_id")
 
-        def keep(response: Json) -> None:
-            if asked.body.store is not False:
-                items = (*asked.before, *inputs, *response["output"])
-                self._store.put(tenant, KeptResponse(response, inputs, items))
 
-        return keep
+def _read_flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise BadRequest(f"{name}: {value[:50]!r} is neither true nor false", field=name)
+    return value == "true"
 
-    def _item(self, tenant: TenantId, item_id: str, field: str) -> Json:
-        """An item that a client refers to; its id has that of its response's run in the middle."""
-        parts = item_id.split("_")
-        if len(parts) == 3:
-            kept = self._store.get(tenant, f"resp_{parts[1]}", field)
-            for item in kept.items:
-                if item["id"] == item_id:
-                    return item
-        raise NotFound(f"{field}: there is no item {item_id[:100]!r}", field=field)
+
+def _read_number(query: Mapping[str, str], name: str) -> int:
+    """-1 without it."""
+    value = query.get(name, "-1")
+    try:
+        return int(value)
+    except ValueError:
+        raise BadRequest(f"{name}: {value[:50]!r} is not a number", field=name) from None
 
 
 def _listed(kept: KeptResponse, query: Mapping[str, str]) -> Json:

@@ -5,39 +5,49 @@ Never makes one. Beyond a limit the oldest of the tenant that has most goes firs
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import NotFound
 from loopwright.core.ids import TenantId
+from loopwright.server.answers import Answer
 from loopwright.server.json_text import encode_json
+from loopwright.server.response_limits import ResponsesConfig
+from loopwright.server.response_request import ResponseRequest
 
 Json = dict[str, Any]
 
 
-class ResponsesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of /v1/responses."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The run of a response, and the request that it answers."""
 
-    max_responses: Annotated[int, Meta(ge=0, description="how many are kept; 0: none")] = 10_000
-    max_bytes: Annotated[int, Meta(ge=0, description="of all that are kept, with what they go on from")] = 256 << 20
-    ttl_s: Annotated[float, Meta(gt=0, description="how long one is kept, in seconds")] = 86_400.0
+    answer: Answer
+    request: ResponseRequest
+
+    @property
+    def response_id(self) -> str:
+        return f"resp_{self.answer.run_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response that has ended. `items` are all that was said up to its end, what it went on from included; `inputs`
-    are those of its own request."""
+    """A response. `items` are all that was said up to its end, what it went on from included; `inputs` are those of its
+    own request. `begun` is there of one in the background."""
 
     response: Json
     inputs: tuple[Json, ...]
     items: tuple[Json, ...]
+    begun: Begun | None = None
+
+    @property
+    def is_being_made(self) -> bool:
+        return bool(self.response["status"] == "in_progress")
 
     @property
     def num_bytes(self) -> int:
-        return len(encode_json([self.response, self.items]))
+        """A request that is kept with it has the same once as it was sent, once as items and once as messages."""
+        return len(encode_json([self.response, self.items])) * (1 if self.begun is None else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,10 @@ class ResponseStore:
         """Raises NotFound."""
         self.get(tenant, response_id)
         self._drop(tenant, response_id)
+
+    @property
+    def max_responses(self) -> int:
+        return self._config.max_responses
 
     @property
     def num_responses(self) -> int:

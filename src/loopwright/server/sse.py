@@ -73,7 +73,7 @@ class SseResponse(Response):
         async with self._live_run as run:
             stream = self._stream_of(run)
             async with aclosing(stream.chunks) as chunks:
-                first = await anext(chunks)
+                first = await anext(chunks, b"")  # of events that were told before, none may be left
                 scope[LAST_WORDS] = stream.failed
                 await send({"type": "http.response.start", "status": 200, "headers": _headers(run)})
                 await _send_body(send, first)

@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 
 from loopwright.core.errors import BadRequest, NotFound, Unavailable
+from loopwright.core.model_info import WeightDtype
 from loopwright.weights.download import PIP, Progress, WheelModel, fetch_from_hub, fetch_from_wheel
 from loopwright.weights.gguf import read_gguf
 from loopwright.weights.hf_folder import read_hf_folder
-from loopwright.weights.layer_part import split_layers
 from loopwright.weights.locked_folder import locked_workspace
+from loopwright.weights.name_parts import split_name
 
 SMOLLM2 = WheelModel(
     name="SmolLM2-135M-Instruct",
@@ -52,6 +53,7 @@ class ModelFiles:
     sha256: str
     description: str
     layers: tuple[int, ...] = ()  # these alone; () is all
+    dtype: WeightDtype | None = None  # how its weights are kept; None is as the server says
     shape: str = ""  # of a model without files, whose weights are random
 
 
@@ -125,19 +127,19 @@ class ModelStore:
     def resolve(self, name_or_path: str, progress: Progress = no_progress) -> ModelFiles:
         """The files of a model: a name of the catalog (any case) or "default", a GGUF file, a folder, or "owner/name"
         of the Hub, tried in this order; fetched first when the store lacks it. A fetched file is hashed once, then
-        only its size is checked. With ":layers=0-9,20-29" behind it, the model has those of its layers alone.
-        "dummy:" and the name of a shape is a model without files.
+        only its size is checked. With ":layers=0-9,20-29" behind it, the model has those of its layers alone; with
+        ":dtype=int8" its weights are kept so. "dummy:" and the name of a shape is a model without files.
 
         Raises NotFound for what is none of these, BadRequest for a file or folder that is no whole model, and
         Unavailable when fetching fails, after which nothing is left behind."""
         if name_or_path.startswith(DUMMY):
             shape = name_or_path.removeprefix(DUMMY)
             return ModelFiles(name_or_path, Path(), "", "", f"random weights at the sizes of {shape}", shape=shape)
-        whole, part, layers = split_layers(name_or_path)
-        path = os.path.expanduser(whole)
-        is_path = self._catalog_entry(whole) is None and os.path.exists(path)
-        files = _files_at(Path(path)) if is_path else self.pull(whole, progress)
-        return replace(files, name=files.name + part, layers=layers)
+        asked = split_name(name_or_path)
+        path = os.path.expanduser(asked.name)
+        is_path = self._catalog_entry(asked.name) is None and os.path.exists(path)
+        files = _files_at(Path(path)) if is_path else self.pull(asked.name, progress)
+        return replace(files, name=files.name + asked.parts, layers=asked.layers, dtype=asked.dtype)
 
     def pull(self, name: str, progress: Progress = no_progress) -> ModelFiles:
         """The files of a model of the catalog or the Hub, fetched when the store lacks it. Raises as `resolve`."""

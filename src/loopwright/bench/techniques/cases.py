@@ -1,12 +1,12 @@
 """What each technique is asked to do, at two scales: the Pie paper's, and one for two cores. Never runs it.
 
 `paper` has the numbers of the scripts that the paper's Figures 6 and 8 were made with (arXiv 2510.24051, artifact);
-`small` has fewer requests and shorter texts of the same shape. Texts that the paper does not give are ours. Read by the
-suite.
+`small` has the same ones with fewer requests, but for the tokens of recursion. Texts that the paper does not give are
+ours. Read by the suite.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loopwright.bench.suite import Scale
@@ -38,6 +38,14 @@ value: object | string | number | "true" | "false" | "null"
 string: /"[a-z ]{1,20}"/
 number: /-?[0-9]{1,6}/
 """
+
+
+_REQUESTS = {
+    "completion": 16, "prefix_tree": 4, "tree_of_thought": 2, "recursion_of_thought": 2, "graph_of_thought": 2,
+    "skeleton_of_thought": 4, "prefix_cache": 16, "ebnf": 16, "speculative": 16, "beam": 2, "attention_sink": 8,
+    "react": 8, "code_act": 16, "swarm": 4,
+}  # fmt: skip
+"""At the small scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +94,13 @@ def _paper() -> list[Case]:
 
 
 def _small() -> list[Case]:
+    """The paper's arguments but for one, so many requests as two cores manage in the time."""
+    paper = {case.technique: case for case in _paper()}
+    shorter = {"recursion_of_thought": {"max_tokens": 48}}
     return [
-        Case("completion", 8, {"max_tokens": 48}),
-        Case("prefix_tree", 2, {"parts": _parts(1), "max_tokens": 16}),
-        Case("tree_of_thought", 2, {**_tree(), "branches": 2, "max_tokens": 16}),
-        Case("recursion_of_thought", 4, {"system": _RULES, "depth": 2, "max_tokens": 16}),
-        Case("graph_of_thought", 2, {"lengths": [2, 16, 8, 4, 2, 8, 3, 16], "levels": 2, "max_tokens": 16}),
-        Case("skeleton_of_thought", 4, {"points": 3, "plan_tokens": 16, "max_tokens": 16}),
-        Case("prefix_cache", 8, {"system": _MUSEUM * 2, "max_tokens": 48}),
-        Case("ebnf", 8, {"grammar": _JSON_ITEMS, "max_tokens": 32}),
-        Case("speculative", 8, {"ngram": 2, "drafts": 4, "max_tokens": 48}),
-        Case("beam", 4, {"beams": 3, "max_tokens": 16}),
-        Case("attention_sink", 4, {"window": 16, "sinks": 32, "max_tokens": 64}),
-        Case("react", 8, {"system": _TOOLS, "calls": 3, "tool_s": TOOL_S, "max_tokens": 16}),
-        Case("code_act", 8, {"system": _TOOLS, "codes": _codes(2), "max_tokens": 16}),
-        Case("swarm", 4, {"roles": _roles(), "max_tokens": 24}, roles=4),
+        replace(case, num_requests=num_requests, arguments={**case.arguments, **shorter.get(name, {})})
+        for name, num_requests in _REQUESTS.items()
+        for case in (paper[name],)
     ]
 
 

@@ -14,6 +14,7 @@ from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, Row
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.engine.carried import fed
+from loopwright.engine.cuda.answers import answer_together
 from loopwright.engine.cuda.launched import Launched, Reading
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, is_special
@@ -21,7 +22,7 @@ from loopwright.engine.cuda.steps import DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, ModelRunner, isolate
 from loopwright.engine.row_checks import check_head, check_row, check_step
-from loopwright.engine.sampler import answer
+from loopwright.engine.sampler import Question
 
 _GREEDY = Sampling()
 _DRAWN = RowResult()  # stands for what the device draws, until it is read
@@ -174,7 +175,7 @@ class DeviceRunner(ModelRunner):
             asked = [(place, Asked.of_row(row, 1)) for place, row in rows]
             questions = [(place, question) for place, one in asked for _, question in one.questions]
             wanted = logits[self._numbers([place for place, _ in questions])]
-            found = iter(answer(wanted, [question for _, question in questions]))
+            found = iter(answer_together(wanted, [question for _, question in questions]))
             return [one.assemble(found) for _, one in asked]
 
         results = isolate(chosen, lambda one: check_row(one[1], self.shape), answer_all)
@@ -210,6 +211,9 @@ class DeviceRunner(ModelRunner):
         for place, result in zip(asking, answered, strict=True):
             results[place] = result
         return results
+
+    def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
+        return answer_together(logits, questions)
 
     def _numbers(self, numbers: Sequence[int]) -> Tensor:
         return self._steps.to_device(np.array(numbers, np.int64))

@@ -114,7 +114,7 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
     chosen, totals = best[:, 0], torch.ones_like(numbers)
     is_open = torch.zeros_like(samplings.greedy)
     if samplings.may_overflow:
-        values, ids = _ordered_top(logits, min(MAX_CANDIDATES, logits.shape[1]))
+        values, ids = ordered_top(logits, min(MAX_CANDIDATES, logits.shape[1]))
         weights = _weights(values, top, samplings.temperatures)
         is_kept, is_open = _filtered(logits, values, weights, samplings)
         order = torch.where(is_kept, ids, logits.shape[1]).argsort(-1)  # the draw is in the order of ids
@@ -132,7 +132,7 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
     return Drawn(chosen, logprobs, is_open & ~samplings.greedy, samplings.may_overflow)
 
 
-def _ordered_top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def ordered_top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The largest logits and their ids, [num_rows, size] each: falling, the lowest id first on a tie."""
     values, ids = _largest(logits, size)
     ids, order = ids.sort(dim=-1)
@@ -163,7 +163,7 @@ def _filtered(logits: Tensor, values: Tensor, weights: Tensor, samplings: RowSam
     is_kept = ~has_top_k | (values >= threshold)  # all that tie with the k-th, as engine.sampler does
     kept = torch.where(is_kept, weights, 0.0)
     totals = kept.sum(-1, keepdim=True)
-    is_open = has_top_k & (values[:, -1:] >= threshold)
+    is_open = has_top_k & (values[:, -1:] >= threshold) & (threshold > -torch.inf)
     has_top_p = samplings.top_p < 1
     if samplings.may_overflow:
         everything = _weights(logits, values[:, :1], samplings.temperatures).sum(-1, keepdim=True)

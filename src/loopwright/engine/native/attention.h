@@ -1,6 +1,8 @@
-// Attention of one query tile over part of a row's paged KV. The part is cut by place, never by what else runs, so the
-// sums of a token run in one order whatever its neighbours; parts are put together in order by `merge`.
+// Attention of one tile of queries over a part of their rows' paged KV. The part is cut by place, never by what else runs,
+// so the sums of a token run in one order whatever its neighbours; parts are put together in order by `merge`.
 #pragma once
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace loopwright {
@@ -8,6 +10,8 @@ namespace loopwright {
 constexpr int kBlock = 16;        // places of a block: the lanes of a vector of scores
 constexpr int kPart = 512;        // places of a part
 constexpr int kTileQueries = 12;  // query heads that read the same keys together
+constexpr int kMaxHeadDim = 512;
+constexpr uint32_t kOnes = 0x3f803f80;  // a pair of ones in bf16
 
 // One KV head's part of one layer's cache.
 //   keys    of a block: [num_kv_heads][head_dim / 2][16 places][2]: a pair of one place is a lane, so scores of a
@@ -32,141 +36,199 @@ struct Query {
     const uint16_t* shown;  // by block, bit i for place i; null: all
 };
 
-// `after` is the block that comes next: its keys are fetched while these are used.
-template <int Q>
-static inline void score_block(const HeadCache& cache, int32_t block, int32_t after, const Query* queries, Floats* scores) {
-    const bf16 *keys = cache.block_keys(block), *next = cache.block_keys(after);
-    Floats sums[Q] = {};
-    for (int pair = 0; pair < cache.head_dim / 2; pair++) {
-        __builtin_prefetch(next + pair * 2 * kBlock);
-        Words column = load_words(keys + pair * 2 * kBlock);
-        for (int q = 0; q < Q; q++)
-            sums[q] = dot_pairs(sums[q], column, all_words(word_at(queries[q].vector + 2 * pair)));
-    }
-    for (int q = 0; q < Q; q++) scores[q] = sums[q];
+// Queries of tokens of one row: `count` from `first`. They see blocks of the row up to before `last`.
+struct Reader {
+    const int32_t* blocks;
+    int first, count, last;
+};
+
+// The queries of one tile. Its readers' blocks are the same from the part's first up to before `common`: there each key
+// and each value is loaded once for all of them. What a query's sums are does not depend on who shares the loads.
+struct QueryTile {
+    const Query* queries;
+    const Reader* readers;
+    int num_queries, num_readers, common;
+};
+
+#ifdef __AVX512F__
+constexpr int kScoreSums = 24, kMostScored = 12, kMostAdded = 6;  // what 32 registers hold beside what is loaded
+#else
+constexpr int kScoreSums = 6, kMostScored = 6, kMostAdded = 3;  // half as many registers, of half the width
+#endif
+
+// Calls `call` with the count as a type: loops over it are unrolled, and what they add up stays in registers.
+template <int Most, class Call>
+static inline void with_count(int count, Call call) {
+    if constexpr (Most > 1)
+        if (count < Most) return with_count<Most - 1>(count, call);
+    call(std::integral_constant<int, Most>{});
 }
 
-static inline void score_block(const HeadCache& cache, int32_t block, int32_t after, const Query* queries, int count,
-                               Floats* scores) {
-    switch (count) {
-        case 1: return score_block<1>(cache, block, after, queries, scores);
-        case 2: return score_block<2>(cache, block, after, queries, scores);
-        case 3: return score_block<3>(cache, block, after, queries, scores);
-        case 4: return score_block<4>(cache, block, after, queries, scores);
-        case 5: return score_block<5>(cache, block, after, queries, scores);
-        default: return score_block<6>(cache, block, after, queries, scores);
-    }
-}
-
-// Lanes that a query does not see become -infinity.
-static inline Floats hide(Floats scores, const Query& query, const HeadCache& cache, int index, int32_t block, int window) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const Floats hidden = all(-INFINITY);
-    int last = query.own_place - index * kBlock;
-    if (last < kBlock - 1) scores = lanes <= last ? scores : hidden;
-    if (query.shown) {
-        Ints is_shown = ((Ints{} + query.shown[index]) >> lanes) & 1;
-        scores = is_shown != 0 ? scores : hidden;
-    }
-    if (window) {
-        Ints age = query.position - *(const IntsAt*)(cache.positions + (size_t)block * kBlock);
-        scores = age < window ? scores : hidden;
-    }
-    return scores;
-}
-
-// sums[q] += weights · values of a block, weights of two places at a time; `next` is fetched meanwhile.
-template <int Q, int V>
-static inline void add_values(const bf16* values, const bf16* next, int head_dim, const bf16* const* weights,
-                              float* const* sums) {
-    Floats mine[Q][V];
+// Scores of Q queries and the places of B blocks; `pairs` are the queries' [head_dim / 2][Q]. What lies `ahead` of these
+// blocks is fetched meanwhile.
+template <int Q, int B>
+static inline void score_blocks(const HeadCache& cache, const int32_t* blocks, int ahead, const uint32_t* pairs,
+                                Floats (&sums)[Q][B]) {
+    const bf16 *keys[B], *next[B];
+    for (int b = 0; b < B; b++) keys[b] = cache.block_keys(blocks[b]), next[b] = cache.block_keys(blocks[b + ahead]);
     for (int q = 0; q < Q; q++)
-        for (int v = 0; v < V; v++) mine[q][v] = load(sums[q] + v * kLanes);
-    for (int pair = 0; pair < kBlock / 2; pair++) {
-        Words row[V];
-        for (int v = 0; v < V; v++) {
-            size_t at = ((size_t)pair * head_dim + v * kLanes) * 2;
-            __builtin_prefetch(next + at);
-            row[v] = load_words(values + at);
+        for (int b = 0; b < B; b++) sums[q][b] = Floats{};
+    for (int pair = 0; pair < cache.head_dim / 2; pair++, pairs += Q) {
+        Words columns[B];
+        for (int b = 0; b < B; b++) {
+            __builtin_prefetch(next[b] + pair * 2 * kBlock);
+            columns[b] = load_words(keys[b] + pair * 2 * kBlock);
         }
         for (int q = 0; q < Q; q++) {
-            Words both = all_words(word_at(weights[q] + 2 * pair));
-            for (int v = 0; v < V; v++) mine[q][v] = dot_pairs(mine[q][v], row[v], both);
+            Words both = all_words(pairs[q]);
+            for (int b = 0; b < B; b++) sums[q][b] = dot_pairs(sums[q][b], columns[b], both);
+        }
+    }
+}
+
+// A tile's scores of a part, [12][512], which become its weights in place: those in bf16 take the first half of a row.
+struct Scores {
+    alignas(64) float rows[kTileQueries][kPart];
+    bf16* weights(int query) { return (bf16*)rows[query]; }
+};
+
+// Scores of `count` queries from `first` for the blocks `begin` … `end` - 1 of a row; `start` is the part's first.
+static inline void score(const HeadCache& cache, const int32_t* blocks, int start, int begin, int end, const Query* queries,
+                         int first, int count, Scores& scores) {
+    alignas(64) uint32_t pairs[kMaxHeadDim / 2 * kMostScored];
+    for (int done = 0; done < count && begin < end; done += kMostScored) {
+        int num = count - done < kMostScored ? count - done : kMostScored;
+        float(*rows)[kPart] = scores.rows + first + done;
+        for (int q = 0; q < num; q++) {
+            const bf16* vector = queries[first + done + q].vector;
+            for (int pair = 0; pair < cache.head_dim / 2; pair++) pairs[pair * num + q] = word_at(vector + 2 * pair);
+        }
+        with_count<kMostScored>(num, [&](auto queries_at_once) {
+            constexpr int Q = queries_at_once, B = kScoreSums / Q < 4 ? kScoreSums / Q : 4;
+            int index = begin;
+            for (; index + B <= end; index += B) {
+                Floats found[Q][B];
+                score_blocks<Q, B>(cache, blocks + index, index + 2 * B <= end ? B : 0, pairs, found);
+                for (int q = 0; q < Q; q++)
+                    for (int b = 0; b < B; b++) store(&rows[q][(index - start + b) * kBlock], found[q][b]);
+            }
+            for (; index < end; index++) {
+                Floats found[Q][1];
+                score_blocks<Q, 1>(cache, blocks + index, index + 1 < end, pairs, found);
+                for (int q = 0; q < Q; q++) store(&rows[q][(index - start) * kBlock], found[q][0]);
+            }
+        });
+    }
+}
+
+// Of blocks `start` … `end` - 1, scores of places that the query does not see become -infinity.
+static inline void hide(const Query& query, const HeadCache& cache, const int32_t* blocks, int start, int end, int window,
+                        float* scores) {
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Floats hidden = all(-INFINITY);
+    const int own = query.own_place / kBlock;  // the first block that it may not see wholly
+    for (int index = query.shown || window ? start : own > start ? own : start; index < end; index++) {
+        Floats seen = load(scores + (index - start) * kBlock);
+        seen = lanes <= query.own_place - index * kBlock ? seen : hidden;
+        if (query.shown) {
+            Ints is_shown = ((Ints{} + query.shown[index]) >> lanes) & 1;
+            seen = is_shown != 0 ? seen : hidden;
+        }
+        if (window) {
+            Ints age = query.position - *(const IntsAt*)(cache.positions + (size_t)blocks[index] * kBlock);
+            seen = age < window ? seen : hidden;
+        }
+        store(scores + (index - start) * kBlock, seen);
+    }
+}
+
+// Scores of one query to weights 2^(scale · score - top), in bf16, and their sum.
+static inline void weigh(Scores& scores, int query, int num_blocks, float scale, float* top, float* total) {
+    const float* row = scores.rows[query];
+    bf16* weights = scores.weights(query);
+    Floats highest = all(-INFINITY);
+    for (int i = 0; i < num_blocks; i++) highest = max(highest, load(row + i * kBlock));
+    *top = max_of(highest) * scale;
+    const float from = *top == -INFINITY ? 0 : *top;  // nothing seen: weights are 0
+    for (int i = 0; i < num_blocks; i++)
+        store_bf16(weights + i * kBlock, power_of_two(load(row + i * kBlock) * scale - from));
+    if (num_blocks % 2) memset(weights + num_blocks * kBlock, 0, sizeof(bf16) * kBlock);
+    Floats sum = {};
+    for (int i = 0; i < num_blocks; i += 2) sum = dot_pairs(sum, load_words(weights + i * kBlock), all_words(kOnes));
+    *total = sum_of(sum);
+}
+
+// sums[q] += weights · values of the blocks `begin` … `end` - 1, for V vectors of columns, weights of two places at a time.
+template <int Q, int V>
+static inline void add_values(const HeadCache& cache, const int32_t* blocks, int begin, int end, int column,
+                              const bf16* const* weights, float* const* sums) {
+    Floats mine[Q][V];
+    for (int q = 0; q < Q; q++)
+        for (int v = 0; v < V; v++) mine[q][v] = load(sums[q] + column + v * kLanes);
+    for (int index = begin, place = 0; index < end; index++, place += kBlock) {
+        const bf16* values = cache.block_values(blocks[index]) + 2 * column;
+        const bf16* next = cache.block_values(blocks[index + 1 < end ? index + 1 : index]) + 2 * column;
+        for (int pair = 0; pair < kBlock / 2; pair++) {
+            Words row[V];
+            for (int v = 0; v < V; v++) {
+                size_t at = ((size_t)pair * cache.head_dim + v * kLanes) * 2;
+                __builtin_prefetch(next + at);
+                row[v] = load_words(values + at);
+            }
+            for (int q = 0; q < Q; q++) {
+                Words both = all_words(word_at(weights[q] + place + 2 * pair));
+                for (int v = 0; v < V; v++) mine[q][v] = dot_pairs(mine[q][v], row[v], both);
+            }
         }
     }
     for (int q = 0; q < Q; q++)
-        for (int v = 0; v < V; v++) store(sums[q] + v * kLanes, mine[q][v]);
+        for (int v = 0; v < V; v++) store(sums[q] + column + v * kLanes, mine[q][v]);
 }
 
-template <int V>
-static inline void add_values(const bf16* values, const bf16* next, int head_dim, int count,
-                              const bf16* const* weights, float* const* sums) {
-    switch (count) {
-        case 1: return add_values<1, V>(values, next, head_dim, weights, sums);
-        case 2: return add_values<2, V>(values, next, head_dim, weights, sums);
-        case 3: return add_values<3, V>(values, next, head_dim, weights, sums);
-        case 4: return add_values<4, V>(values, next, head_dim, weights, sums);
-        case 5: return add_values<5, V>(values, next, head_dim, weights, sums);
-        default: return add_values<6, V>(values, next, head_dim, weights, sums);
+static inline void add_values(const HeadCache& cache, const int32_t* blocks, int start, int begin, int end, int first,
+                              int count, Scores& scores, float* const* sums) {
+    if (begin == end) return;
+    for (int done = 0; done < count; done += kMostAdded) {
+        int num = count - done < kMostAdded ? count - done : kMostAdded;
+        const bf16* weights[kMostAdded];
+        for (int q = 0; q < num; q++) weights[q] = scores.weights(first + done + q) + (begin - start) * kBlock;
+        float* const* targets = sums + first + done;
+        with_count<kMostAdded>(num, [&](auto queries_at_once) {
+            constexpr int Q = queries_at_once;
+            int column = 0;
+#ifdef __AVX512F__
+            for (; cache.head_dim - column >= 64; column += 64)
+                add_values<Q, 4>(cache, blocks, begin, end, column, weights, targets);
+            for (; cache.head_dim - column >= 32; column += 32)
+                add_values<Q, 2>(cache, blocks, begin, end, column, weights, targets);
+#endif
+            for (; column < cache.head_dim; column += 16)
+                add_values<Q, 1>(cache, blocks, begin, end, column, weights, targets);
+        });
     }
 }
 
-// Part `part` of `blocks` for `count` ≤ 12 queries. Of query q: `sums[q]` [head_dim] is Σ e^(score - top) · value,
-// `tops[q]` the highest score (-infinity: nothing seen), `totals[q]` Σ e^(score - top), all with weights in bf16.
-static inline void attend_part(const HeadCache& cache, const int32_t* blocks, int part, const Query* queries, int count,
-                               int window, float scale, float* const* sums, float* tops, float* totals) {
-    alignas(64) float scores[kTileQueries][kPart];
-    alignas(64) bf16 shares[kTileQueries][kPart];
-    int end = 0;  // places that any query may see, from the part's first
-    for (int q = 0; q < count; q++) end = queries[q].own_place + 1 > end ? queries[q].own_place + 1 : end;
-    int first = part * (kPart / kBlock), last = (end + kBlock - 1) / kBlock;
-    if (last > first + kPart / kBlock) last = first + kPart / kBlock;
-    for (int start = 0; start < count; start += 6) {
-        int num = count - start < 6 ? count - start : 6;
-        for (int index = first; index < last; index++) {
-            Floats found[6];
-            int32_t after = blocks[index + 1 < last ? index + 1 : index];
-            score_block(cache, blocks[index], after, queries + start, num, found);
-            for (int q = 0; q < num; q++)
-                store(&scores[start + q][(index - first) * kBlock],
-                      hide(found[q] * scale, queries[start + q], cache, index, blocks[index], window));
+// Part `part` for the queries of a tile. Of query q: `sums[q]` [head_dim] is Σ 2^(score - top) · value, `tops[q]` the
+// highest score (-infinity: nothing seen), `totals[q]` Σ 2^(score - top), all with weights in bf16.
+static inline void attend_part(const HeadCache& cache, const QueryTile& tile, int part, int window, float scale,
+                               float* const* sums, float* tops, float* totals) {
+    Scores scores;
+    const int start = part * (kPart / kBlock), num = tile.num_queries;
+    const int32_t* shared = tile.readers[0].blocks;
+    score(cache, shared, start, start, tile.common, tile.queries, 0, num, scores);
+    for (int i = 0; i < tile.num_readers; i++) {
+        const Reader& one = tile.readers[i];
+        score(cache, one.blocks, start, tile.common, one.last, tile.queries, one.first, one.count, scores);
+        for (int q = one.first; q < one.first + one.count; q++) {
+            hide(tile.queries[q], cache, one.blocks, start, one.last, window, scores.rows[q]);
+            weigh(scores, q, one.last - start, scale, &tops[q], &totals[q]);
+            memset(sums[q], 0, sizeof(float) * cache.head_dim);
         }
     }
-    int num_blocks = last - first;
-    for (int q = 0; q < count; q++) {
-        Floats highest = all(-INFINITY);
-        for (int i = 0; i < num_blocks; i++) highest = max(highest, load(&scores[q][i * kBlock]));
-        float top = max_of(highest);
-        Floats total = {};
-        for (int i = 0; i < num_blocks; i++) {
-            Floats seen = load(&scores[q][i * kBlock]);
-            Halves weight = narrow(top == -INFINITY ? Floats{} : exp_of(seen - top));
-            total += widen(weight);
-            *(HalvesAt*)&shares[q][i * kBlock] = weight;
-        }
-        tops[q] = top;
-        totals[q] = sum_of(total);
-        memset(sums[q], 0, sizeof(float) * cache.head_dim);
-    }
-    for (int column = 0; column < cache.head_dim;) {
-        int left = cache.head_dim - column, width = left >= 64 ? 64 : left >= 32 ? 32 : 16;
-        for (int start = 0; start < count; start += 6) {
-            int num = count - start < 6 ? count - start : 6;
-            for (int i = 0; i < num_blocks; i++) {
-                const bf16* values = cache.block_values(blocks[first + i]) + 2 * column;
-                const bf16* next = cache.block_values(blocks[first + (i + 1 < num_blocks ? i + 1 : i)]) + 2 * column;
-                const bf16* weights[6];
-                float* targets[6];
-                for (int q = 0; q < num; q++) {
-                    weights[q] = &shares[start + q][i * kBlock];
-                    targets[q] = sums[start + q] + column;
-                }
-                if (width == 64) add_values<4>(values, next, cache.head_dim, num, weights, targets);
-                else if (width == 32) add_values<2>(values, next, cache.head_dim, num, weights, targets);
-                else add_values<1>(values, next, cache.head_dim, num, weights, targets);
-            }
-        }
-        column += width;
+    add_values(cache, shared, start, start, tile.common, 0, num, scores, sums);
+    for (int i = 0; i < tile.num_readers; i++) {
+        const Reader& one = tile.readers[i];
+        add_values(cache, one.blocks, start, tile.common, one.last, one.first, one.count, scores, sums);
     }
 }
 
@@ -176,7 +238,7 @@ static inline void merge(const float* sums, const float* tops, const float* tota
     for (int part = 0; part < num_parts; part++) top = tops[part] > top ? tops[part] : top;
     float shares[1024];  // of parts; a context has at most 1024 · 512 places
     for (int part = 0; part < num_parts; part++) {
-        shares[part] = top == -INFINITY ? 0 : exp_of(all(tops[part] - top))[0];
+        shares[part] = top == -INFINITY ? 0 : power_of_two(all(tops[part] - top))[0];
         total += shares[part] * totals[part];
     }
     float inverse = total > 0 || total != total ? 1 / total : 0;

@@ -118,8 +118,9 @@ def _bound(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"the kernels cannot be loaded: {error}") from error
-    address, number = ctypes.c_void_p, ctypes.c_int
-    library.workspace_new.argtypes, library.workspace_new.restype = [number], address
+    address, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    library.workspace_new.argtypes, library.workspace_new.restype = [number, size], address
+    library.workspace_bytes.argtypes, library.workspace_bytes.restype = [address], size
     library.workspace_free.argtypes, library.workspace_free.restype = [address], None
     library.forward.argtypes, library.forward.restype = [address, address, address, address], None
     library.logits.argtypes, library.logits.restype = [address, address, number, address, address], None

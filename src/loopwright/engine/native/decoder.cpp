@@ -6,44 +6,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "attention.h"
-#include "matrices.h"
+#include "slices.h"
 #include "team.h"
 
 using namespace loopwright;
-
-extern "C" {
-
-struct Layer {
-    Matrix qkv, output, gate_up, down;  // gate_up: of each panel the first 16 outputs are gates, the others their ups
-    const float *attention_norm, *mlp_norm;              // [hidden]
-    const float *attention_post_norm, *mlp_post_norm;    // [hidden], or null
-    const float *query_norm, *key_norm;                  // [head_dim], or null
-    bf16 *keys, *values;                                 // the layer's cache, see attention.h
-    const float* frequencies;                            // [head_dim / 2], radians a position
-    float magnitude;                                     // of rotated queries and keys
-    int32_t window;                                      // 0: none
-};
-
-struct Model {
-    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
-    int32_t is_gelu;    // tanh-approximated gelu in place of silu
-    float epsilon;
-    float query_scale;  // on queries, beside head_dim ** -0.5 on scores
-    const Layer* layers;
-    int32_t* positions;  // of the cache's places
-    size_t block_stride;  // elements from one block of a layer to the next
-};
-
-// The tokens of a step. Row r has blocks[block_starts[r]] …; token t belongs to row rows[t].
-struct Step {
-    int32_t num_tokens;
-    const int32_t *rows, *places, *own_places, *token_positions;  // [num_tokens]
-    const int32_t *blocks, *block_starts;
-    const int64_t* shown_starts;  // [num_tokens] into `shown`, or -1: all; null: no masks at all
-    const uint16_t* shown;        // by block, bit i for place i
-};
-}
 
 namespace {
 
@@ -54,11 +20,12 @@ struct Scratch {
     T* at_least(size_t wanted) {
         if (wanted > size) {
             free(data);
-            size = wanted + wanted / 4;
+            size = wanted;
             data = (T*)aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64);
         }
         return data;
     }
+    size_t bytes() const { return size * sizeof(T); }
     ~Scratch() { free(data); }
 };
 
@@ -68,7 +35,13 @@ struct Workspace {
     Scratch<bf16> queries, values, middle;
     Scratch<int8_t> levels;
     Scratch<int32_t> level_sums;
-    explicit Workspace(int num_threads) : team(num_threads) {}
+    const size_t max_bytes;  // of what a slice takes; a step's hidden states and angles come on top
+    Workspace(int num_threads, size_t max_bytes) : team(num_threads), max_bytes(max_bytes) {}
+
+    size_t num_bytes() const {
+        return heads.bytes() + added.bytes() + sums.bytes() + tops.bytes() + totals.bytes() + scales.bytes() +
+               queries.bytes() + values.bytes() + middle.bytes() + levels.bytes() + level_sums.bytes();
+    }
 
     Inputs inputs(int num_vectors, int width) {
         size_t size = (size_t)num_vectors * width, num_groups = (size + kGroup - 1) / kGroup;
@@ -141,104 +114,109 @@ Floats gelu(Floats x) {
     return 0.5f * x * (1.0f + (1.0f - power) / (1.0f + power));
 }
 
-// Tokens of one row that follow one another: their query heads of one KV head are one tile.
-struct Tile {
-    int first, count, num_parts;
-};
-
 class StepRun {
    public:
     StepRun(const Model& model, const Step& step, float* hidden, Workspace& space)
-        : model_(model), step_(step), hidden_(hidden), space_(space), num_tokens_(step.num_tokens) {
+        : model_(model),
+          step_(step),
+          hidden_(hidden),
+          team_(space.team),
+          slicer_(model, step, space.max_bytes, space.team.num_threads()),
+          slices_(slicer_.slices()) {
         shared_ = model.num_heads / model.num_kv_heads;
         heads_width_ = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
-        int width = model.hidden > model.intermediate ? model.hidden : model.intermediate;
-        int attended = model.num_heads * model.head_dim;
-        inputs_ = space.inputs(num_tokens_, width > attended ? width : attended);
+        const int attended = model.num_heads * model.head_dim;
+        size_t num_tokens = 0, num_partial = 0;  // of the slice with the most
+        for (const Slice& slice : slices_) {
+            num_tokens = std::max(num_tokens, (size_t)slice.count);
+            num_partial = std::max(num_partial, (size_t)slice.count * model.num_heads * slice.num_parts);
+        }
+        inputs_ = space.inputs(num_tokens, std::max({model.hidden, model.intermediate, attended}));
         middle_ = inputs_;
-        middle_.values = space.middle.at_least((size_t)num_tokens_ * model.intermediate);
-        make_tiles();
-        make_turns();
-        heads_ = space.heads.at_least((size_t)num_tokens_ * heads_width_);
-        added_ = space.added.at_least((size_t)num_tokens_ * model.hidden);
-        queries_ = space.queries.at_least((size_t)num_tokens_ * attended);
-        size_t num_partial = (size_t)num_tokens_ * model.num_heads * num_parts_;
+        middle_.values = space.middle.at_least(num_tokens * model.intermediate);
+        heads_ = space.heads.at_least(num_tokens * heads_width_);
+        added_ = space.added.at_least(num_tokens * model.hidden);
+        queries_ = space.queries.at_least(num_tokens * attended);
         sums_ = space.sums.at_least(num_partial * model.head_dim);
         tops_ = space.tops.at_least(num_partial);
         totals_ = space.totals.at_least(num_partial);
+        find_turns();
     }
 
     void run() {
-        space_.team.run(kPhases * model_.num_layers, [this](int, Team::Phases& phases) {
-            for (int i = 0; i < model_.num_layers; i++) run_layer(model_.layers[i], turn_of_layer_[i], phases);
+        const int num_phases = 1 + kPhases * model_.num_layers * (int)slices_.size();
+        team_.run(num_phases, [this](int, Team::Phases& phases) {
+            phases.run(step_.num_tokens, [&](int token) { make_turns(token); });
+            for (int i = 0; i < model_.num_layers; i++)
+                for (const Slice& slice : slices_) run_layer(model_.layers[i], turn_of_layer_[i], slice, phases);
         });
     }
 
    private:
     static constexpr int kPhases = 12;
 
-    void make_tiles() {
-        int most = kTileQueries / shared_ > 0 ? kTileQueries / shared_ : 1;
-        for (int token = 0; token < num_tokens_;) {
-            int count = 1;
-            while (count < most && token + count < num_tokens_ && step_.rows[token + count] == step_.rows[token]) count++;
-            int parts = step_.own_places[token + count - 1] / kPart + 1;
-            tiles_.push_back({token, count, parts});
-            for (int part = 0; part < parts; part++) items_.push_back({(int)tiles_.size() - 1, part});
-            if (parts > num_parts_) num_parts_ = parts;
-            token += count;
-        }
-    }
-
-    // cos and sin of each token's angles, for each set of frequencies that layers use.
-    void make_turns() {
-        int half = model_.head_dim / 2;
+    // Which sets of frequencies the layers use.
+    void find_turns() {
         for (int i = 0; i < model_.num_layers; i++) {
             const Layer& layer = model_.layers[i];
             int known = 0, count = (int)turns_.size();
             while (known < count && (turns_[known].frequencies != layer.frequencies || turns_[known].magnitude != layer.magnitude))
                 known++;
             turn_of_layer_.push_back(known);
-            if (known < count) continue;
-            turns_.push_back({layer.frequencies, layer.magnitude, std::vector<float>((size_t)num_tokens_ * model_.head_dim)});
-            float* to = turns_.back().values.data();
-            for (int token = 0; token < num_tokens_; token++)
-                for (int pair = 0; pair < half; pair++) {
-                    float angle = (float)step_.token_positions[token] * layer.frequencies[pair];
-                    *to++ = (float)(std::cos((double)angle)) * layer.magnitude;
-                    *to++ = (float)(std::sin((double)angle)) * layer.magnitude;
-                }
+            if (known == count)
+                turns_.push_back({layer.frequencies, layer.magnitude,
+                                  std::vector<float>((size_t)step_.num_tokens * model_.head_dim)});
         }
     }
 
-    void run_layer(const Layer& layer, int turn, Team::Phases& phases) {
-        phases.run(num_tokens_, [&](int token) { read_hidden(token, layer.attention_norm, layer.qkv.kind); });
+    // cos and sin of the token's angles, for each set.
+    void make_turns(int token) {
+        for (Turns& turns : turns_) {
+            float* to = turns.values.data() + (size_t)token * model_.head_dim;
+            for (int pair = 0; pair < model_.head_dim / 2; pair++) {
+                float angle = (float)step_.token_positions[token] * turns.frequencies[pair];
+                *to++ = (float)(std::cos((double)angle)) * turns.magnitude;
+                *to++ = (float)(std::sin((double)angle)) * turns.magnitude;
+            }
+        }
+    }
+
+    // Inside a slice tokens have numbers of their own, from 0; those of the step begin at its `first`.
+    void run_layer(const Layer& layer, int turn, const Slice& slice, Team::Phases& phases) {
+        const int count = slice.count;
+        float* hidden = hidden_ + (size_t)slice.first * model_.hidden;
+        const float* turns = turns_[turn].values.data();
+        phases.run(count, [&](int token) { read_hidden(hidden, token, layer.attention_norm, layer.qkv.kind); });
         phases.run(layer.qkv.num_panels(), [&](int panel) {
-            times_panel(layer.qkv, panel, inputs_, 0, num_tokens_, [&](int token, Floats low, Floats high) {
+            times_panel(layer.qkv, panel, inputs_, 0, count, [&](int token, Floats low, Floats high) {
                 write_panel(heads_ + (size_t)token * heads_width_, panel, heads_width_, low, high);
             });
         });
-        phases.run(num_tokens_, [&](int token) { write_kv(token, layer, turns_[turn].values.data()); });
-        phases.run((int)items_.size() * model_.num_kv_heads, [&](int item) { attend(item, layer); });
-        phases.run(num_tokens_, [&](int token) { read_attended(token, layer.output.kind); });
-        project(layer.output, inputs_, layer.attention_post_norm, phases);
-        phases.run(num_tokens_, [&](int token) { read_hidden(token, layer.mlp_norm, layer.gate_up.kind); });
+        phases.run(count, [&](int token) { write_kv(slice.first + token, token, layer, turns); });
+        // Head by head and part by part, so that a part's keys and values stay close while all its tiles read them.
+        const int num_items = (int)slice.items.size();
+        phases.run(num_items * model_.num_kv_heads,
+                   [&](int number) { attend(slice, slice.items[number % num_items], number / num_items, layer); });
+        phases.run(count, [&](int token) { read_attended(slice, token, layer.output.kind); });
+        project(layer.output, inputs_, layer.attention_post_norm, hidden, count, phases);
+        phases.run(count, [&](int token) { read_hidden(hidden, token, layer.mlp_norm, layer.gate_up.kind); });
         phases.run(layer.gate_up.num_panels(), [&](int panel) {
-            times_panel(layer.gate_up, panel, inputs_, 0, num_tokens_, [&](int token, Floats gate, Floats up) {
+            times_panel(layer.gate_up, panel, inputs_, 0, count, [&](int token, Floats gate, Floats up) {
                 Floats gated = (model_.is_gelu ? gelu(gate) : silu(gate)) * up;
                 store_bf16(middle_.values + (size_t)token * model_.intermediate + panel * kLanes, gated);
             });
         });
         if (layer.down.kind != kBf16)
-            phases.run(num_tokens_, [&](int token) { to_levels(middle_, token, model_.intermediate); });
-        project(layer.down, middle_, layer.mlp_post_norm, phases);
+            phases.run(count, [&](int token) { to_levels(middle_, token, model_.intermediate); });
+        project(layer.down, middle_, layer.mlp_post_norm, hidden, count, phases);
     }
 
     // hidden += matrix · inputs, normalised first where the model does that.
-    void project(const Matrix& matrix, const Inputs& inputs, const float* post_norm, Team::Phases& phases) {
-        float* target = post_norm ? added_ : hidden_;
+    void project(const Matrix& matrix, const Inputs& inputs, const float* post_norm, float* hidden, int count,
+                 Team::Phases& phases) {
+        float* target = post_norm ? added_ : hidden;
         phases.run(matrix.num_panels(), [&](int panel) {
-            times_panel(matrix, panel, inputs, 0, num_tokens_, [&](int token, Floats low, Floats high) {
+            times_panel(matrix, panel, inputs, 0, count, [&](int token, Floats low, Floats high) {
                 float* to = target + (size_t)token * model_.hidden + panel * kPanel;
                 bool is_whole = (panel + 1) * kPanel <= model_.hidden;
                 if (!post_norm) low += load(to), high = is_whole ? high + load(to + kLanes) : high;
@@ -247,23 +225,23 @@ class StepRun {
             });
         });
         if (post_norm)
-            phases.run(num_tokens_, [&](int token) {
+            phases.run(count, [&](int token) {
                 size_t at = (size_t)token * model_.hidden;
-                add_normalized(added_ + at, post_norm, model_.hidden, model_.epsilon, hidden_ + at);
+                add_normalized(added_ + at, post_norm, model_.hidden, model_.epsilon, hidden + at);
             });
     }
 
-    void read_hidden(int token, const float* norm, Kind kind) {
+    void read_hidden(const float* hidden, int token, const float* norm, Kind kind) {
         size_t at = (size_t)token * model_.hidden;
-        normalize(hidden_ + at, norm, model_.hidden, model_.epsilon, inputs_.values + at);
+        normalize(hidden + at, norm, model_.hidden, model_.epsilon, inputs_.values + at);
         if (kind != kBf16) to_levels(inputs_, token, model_.hidden);
     }
 
-    // Rotated queries to their place, rotated keys and values to the cache.
-    void write_kv(int token, const Layer& layer, const float* turns) {
-        const int dim = model_.head_dim, place = step_.places[token], offset = place % kBlock;
+    // Rotated queries to their place, rotated keys and values to the cache. `in_step` is the token's number there.
+    void write_kv(int in_step, int token, const Layer& layer, const float* turns) {
+        const int dim = model_.head_dim, place = step_.places[in_step], offset = place % kBlock;
         const float* heads = heads_ + (size_t)token * heads_width_;
-        const float* turn = turns + (size_t)token * dim;
+        const float* turn = turns + (size_t)in_step * dim;
         alignas(64) float turned[kMaxHeadDim];
         for (int head = 0; head < model_.num_heads; head++, heads += dim) {
             rotate(heads, layer.query_norm, model_.epsilon, turn, dim, model_.query_scale, turned);
@@ -287,50 +265,54 @@ class StepRun {
         }
     }
 
-    // Of query q of the model and part p of its context: sums_[(q · num_parts_ + p) · head_dim].
-    void attend(int number, const Layer& layer) {
-        const Item& item = items_[number / model_.num_kv_heads];
-        const Tile& tile = tiles_[item.tile];
-        const int kv_head = number % model_.num_kv_heads, dim = model_.head_dim;
+    // Of query q of the slice and part p: sums_[(q · num_parts + p) · head_dim], tops_ and totals_ alike.
+    void attend(const Slice& slice, const Item& item, int kv_head, const Layer& layer) {
+        const int dim = model_.head_dim;
         const size_t stride = (size_t)kBlock * dim;
         HeadCache cache{layer.keys + kv_head * stride, layer.values + kv_head * stride, model_.positions,
                         model_.block_stride, dim};
-        const int32_t* blocks = step_.blocks + step_.block_starts[step_.rows[tile.first]];
-        for (int start = 0; start < tile.count * shared_; start += kTileQueries) {
-            int count = tile.count * shared_ - start < kTileQueries ? tile.count * shared_ - start : kTileQueries;
-            Query queries[kTileQueries];
-            float *sums[kTileQueries], tops[kTileQueries], totals[kTileQueries];
-            size_t at[kTileQueries];
-            for (int i = 0; i < count; i++) {
-                int token = tile.first + (start + i) / shared_, head = kv_head * shared_ + (start + i) % shared_;
-                size_t query = (size_t)token * model_.num_heads + head;
-                bool is_masked = step_.shown_starts && step_.shown_starts[token] >= 0;
-                queries[i] = {queries_ + query * dim, step_.own_places[token], step_.token_positions[token],
-                              is_masked ? step_.shown + step_.shown_starts[token] : nullptr};
-                at[i] = query * num_parts_ + item.part;
-                sums[i] = sums_ + at[i] * dim;
+        const float scale = (float)M_LOG2E / std::sqrt((float)dim);  // scores are logarithms to base 2
+        Query queries[kTileQueries];
+        Reader readers[kTileQueries];
+        float *sums[kTileQueries], tops[kTileQueries], totals[kTileQueries];
+        size_t at[kTileQueries];
+        int num_queries = 0, num_readers = 0;
+        auto attend_these = [&] {
+            QueryTile tile{queries, readers, num_queries, num_readers, num_readers > 1 ? item.common : readers[0].last};
+            attend_part(cache, tile, item.part, layer.window, scale, sums, tops, totals);
+            for (int i = 0; i < num_queries; i++) tops_[at[i]] = tops[i], totals_[at[i]] = totals[i];
+            num_queries = num_readers = 0;
+        };
+        for (int i = 0; i < item.num_tiles; i++) {
+            const Tile& tile = slice.tiles[slice.order[item.first + i]];
+            for (int start = 0; start < tile.count * shared_; start += kTileQueries) {  // only a tile alone has more
+                int count = std::min(tile.count * shared_ - start, kTileQueries);
+                if (start) attend_these();
+                readers[num_readers++] = {slicer_.blocks(tile), num_queries, count, slicer_.last_block(tile, item.part)};
+                for (int one = start; one < start + count; one++, num_queries++) {
+                    int token = tile.first + one / shared_, head = kv_head * shared_ + one % shared_;
+                    size_t query = (size_t)(token - slice.first) * model_.num_heads + head;
+                    bool is_masked = step_.shown_starts && step_.shown_starts[token] >= 0;
+                    queries[num_queries] = {queries_ + query * dim, step_.own_places[token], step_.token_positions[token],
+                                            is_masked ? step_.shown + step_.shown_starts[token] : nullptr};
+                    at[num_queries] = query * slice.num_parts + item.part;
+                    sums[num_queries] = sums_ + at[num_queries] * dim;
+                }
             }
-            float scale = 1 / std::sqrt((float)dim);
-            attend_part(cache, blocks, item.part, queries, count, layer.window, scale, sums, tops, totals);
-            for (int i = 0; i < count; i++) tops_[at[i]] = tops[i], totals_[at[i]] = totals[i];
         }
+        attend_these();
     }
 
-    void read_attended(int token, Kind kind) {
+    void read_attended(const Slice& slice, int token, Kind kind) {
         const int dim = model_.head_dim, width = model_.num_heads * dim;
-        const int num_parts = step_.own_places[token] / kPart + 1;
+        const int num_parts = step_.own_places[slice.first + token] / kPart + 1;
         for (int head = 0; head < model_.num_heads; head++) {
-            size_t at = ((size_t)token * model_.num_heads + head) * num_parts_;
+            size_t at = ((size_t)token * model_.num_heads + head) * slice.num_parts;
             merge(sums_ + at * dim, tops_ + at, totals_ + at, num_parts, dim, inputs_.values + (size_t)token * width + head * dim);
         }
         if (kind != kBf16) to_levels(inputs_, token, width);
     }
 
-    static constexpr int kMaxHeadDim = 512;
-
-    struct Item {
-        int tile, part;
-    };
     struct Turns {
         const float* frequencies;
         float magnitude;
@@ -340,13 +322,13 @@ class StepRun {
     const Model& model_;
     const Step& step_;
     float* hidden_;
-    Workspace& space_;
-    int num_tokens_, shared_, heads_width_, num_parts_ = 1;
+    Team& team_;
+    const Slicer slicer_;
+    const std::vector<Slice> slices_;
+    int shared_, heads_width_;
     Inputs inputs_, middle_;
     float *heads_, *added_, *sums_, *tops_, *totals_;
     bf16* queries_;
-    std::vector<Tile> tiles_;
-    std::vector<Item> items_;
     std::vector<Turns> turns_;
     std::vector<int> turn_of_layer_;
 };
@@ -355,7 +337,9 @@ class StepRun {
 
 extern "C" {
 
-void* workspace_new(int num_threads) { return new Workspace(num_threads); }
+void* workspace_new(int num_threads, size_t max_bytes) { return new Workspace(num_threads, max_bytes); }
+
+size_t workspace_bytes(const void* space) { return ((const Workspace*)space)->num_bytes(); }
 
 void workspace_free(void* space) { delete (Workspace*)space; }
 

@@ -52,8 +52,10 @@ class NativeDecoder:
         *,
         weight_type: Callable[[str], WeightType],
         num_threads: int,
+        scratch_bytes: int,
     ) -> None:
-        """`weight_type` says how the weight of a name is kept."""
+        """`weight_type` says how the weight of a name is kept, `scratch_bytes` how much memory tokens may
+        take that go through a layer together: as many do as fit. A single one takes what it needs."""
         config, weights = model.config, model.weights
         assert misfit(config) is None, misfit(config)
         self._library = kernels.library
@@ -81,7 +83,7 @@ class NativeDecoder:
             block_stride=cache.block_stride,
         )
         self._cache = cache
-        self._workspace = self._library.workspace_new(num_threads)
+        self._workspace = self._library.workspace_new(num_threads, scratch_bytes)
         weakref.finalize(self, self._library.workspace_free, self._workspace)
 
     @property
@@ -89,6 +91,11 @@ class NativeDecoder:
         """Bytes of packed weights, all of which a step reads."""
         matrices = [one for one in self._kept if isinstance(one, PackedMatrix)]
         return sum(one.nbytes for one in (*matrices, self._head))
+
+    @property
+    def scratch_bytes_taken(self) -> int:
+        """What the kernels have taken so far."""
+        return int(self._library.workspace_bytes(self._workspace))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → [num_tokens, hidden_size]."""

@@ -44,23 +44,29 @@ static inline void to_levels(const Inputs& inputs, int vector, int num_inputs) {
         Floats low = load_bf16(values + group * kGroup), high = load_bf16(values + group * kGroup + kLanes);
         float largest = max_of(max(max(low, -low), max(high, -high)));
         float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        int32_t sum = 0;
+        Ints sum = {};
         for (int i = 0; i < 2; i++) {
             Floats scaled = (i ? high : low) * inverse + 12582912.0f;  // 1.5 · 2^23: rounded in its last bits
             Ints whole = (Ints)scaled - 0x4b400000;
-            for (int lane = 0; lane < kLanes; lane++) {
-                levels[group * kGroup + i * kLanes + lane] = (int8_t)whole[lane];
-                sum += whole[lane];
-            }
+            store_bytes(levels + group * kGroup + i * kLanes, whole);
+            sum += whole;
         }
         inputs.scales[(size_t)vector * num_groups + group] = largest / 127.0f;
-        inputs.sums[(size_t)vector * num_groups + group] = sum;
+        inputs.sums[(size_t)vector * num_groups + group] = sum_of(sum);
     }
 }
 
+// A tile's sums, [vectors][halves of a panel]. Each of the products below is a function of its own that takes and gives them
+// back, so that they stay in registers, whatever it is called from.
 template <int N, int M>
-static inline void times_bf16(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                              Floats (&sums)[M][N]) {
+struct Sums {
+    Floats of[M][N];
+};
+
+template <int N, int M>
+static __attribute__((noinline)) void times_bf16(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
+                                               Sums<N, M>& kept) {
+    Sums<N, M> sums = kept;
     const int num_steps = matrix.num_inputs / 2;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * num_steps * kPanel + part * kLanes;
     const bf16* values = inputs.values + (size_t)first * matrix.num_inputs;
@@ -69,14 +75,16 @@ static inline void times_bf16(const Matrix& matrix, int panel, int part, const I
         for (int n = 0; n < N; n++) columns[n] = load_words(weights + n * kLanes);
         for (int m = 0; m < M; m++) {
             Words pair = all_words(word_at(values + (size_t)m * matrix.num_inputs + 2 * step));
-            for (int n = 0; n < N; n++) sums[m][n] = dot_pairs(sums[m][n], columns[n], pair);
+            for (int n = 0; n < N; n++) sums.of[m][n] = dot_pairs(sums.of[m][n], columns[n], pair);
         }
     }
+    kept = sums;
 }
 
 template <int N, int M>
-static inline void times_bytes(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                               Floats (&sums)[M][N]) {
+static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
+                                               Sums<N, M>& kept) {
+    Sums<N, M> sums = kept;
     const int num_groups = matrix.num_inputs / kGroup, width = matrix.num_inputs;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * (width / 4) * kPanel + part * kLanes;
     const uint16_t* scales = matrix.scales + (size_t)panel * num_groups * kPanel + part * kLanes;
@@ -97,15 +105,17 @@ static inline void times_bytes(const Matrix& matrix, int panel, int part, const 
         for (int n = 0; n < N; n++) {
             Floats scale = load_fp16(scales + n * kLanes);
             for (int m = 0; m < M; m++)
-                sums[m][n] += __builtin_convertvector(levels[m][n], Floats) *
+                sums.of[m][n] += __builtin_convertvector(levels[m][n], Floats) *
                               (scale * inputs.scales[(size_t)(first + m) * num_groups + group]);
         }
     }
+    kept = sums;
 }
 
 template <int N, int M>
-static inline void times_nibbles(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                                 Floats (&sums)[M][N]) {
+static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
+                                               Sums<N, M>& kept) {
+    Sums<N, M> sums = kept;
     const int num_groups = matrix.num_inputs / kGroup, width = matrix.num_inputs;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * (width / 8) * kPanel + part * kLanes;
     const size_t at = (size_t)panel * num_groups * kPanel + part * kLanes;
@@ -129,10 +139,11 @@ static inline void times_nibbles(const Matrix& matrix, int panel, int part, cons
             for (int m = 0; m < M; m++) {
                 size_t place = (size_t)(first + m) * num_groups + group;
                 Floats dot = __builtin_convertvector(levels[m][n], Floats) * scale;
-                sums[m][n] += (dot + offset * (float)inputs.sums[place]) * inputs.scales[place];
+                sums.of[m][n] += (dot + offset * (float)inputs.sums[place]) * inputs.scales[place];
             }
         }
     }
+    kept = sums;
 }
 
 // M vectors from `first` times one panel: write(vector, sums of its first 16 outputs, sums of its other 16).
@@ -143,19 +154,19 @@ static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inp
 #else
     constexpr int N = 1;  // half as many registers, of half the width
 #endif
-    Floats sums[2 / N][M][N];
+    Sums<N, M> sums[2 / N];
     for (int part = 0; part < 2; part += N) {
-        auto& mine = sums[part / N];
+        Sums<N, M>& mine = sums[part / N];
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
-                mine[m][n] = matrix.bias ? load(matrix.bias + panel * kPanel + (part + n) * kLanes) : Floats{};
+                mine.of[m][n] = matrix.bias ? load(matrix.bias + panel * kPanel + (part + n) * kLanes) : Floats{};
         switch (matrix.kind) {
             case kBf16: times_bf16<N, M>(matrix, panel, part, inputs, first, mine); break;
             case kBytes: times_bytes<N, M>(matrix, panel, part, inputs, first, mine); break;
             case kNibbles: times_nibbles<N, M>(matrix, panel, part, inputs, first, mine); break;
         }
     }
-    for (int m = 0; m < M; m++) write(first + m, sums[0][m][0], sums[1 / N][m][1 % N]);
+    for (int m = 0; m < M; m++) write(first + m, sums[0].of[m][0], sums[1 / N].of[m][1 % N]);
 }
 
 // All vectors from `first` to before `end` times one panel, in tiles of as many as registers hold.

@@ -18,10 +18,11 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef Floats FloatsAt __attribute__((aligned(4)));
-typedef Words WordsAt __attribute__((aligned(4)));
-typedef Ints IntsAt __attribute__((aligned(4)));
-typedef Halves HalvesAt __attribute__((aligned(2)));
+// In memory: of any alignment, and over whatever type it was written as.
+typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
+typedef Words WordsAt __attribute__((aligned(4), may_alias));
+typedef Ints IntsAt __attribute__((aligned(4), may_alias));
+typedef Halves HalvesAt __attribute__((aligned(2), may_alias));
 
 static inline Floats load(const float* from) { return *(const FloatsAt*)from; }
 static inline void store(float* to, Floats value) { *(FloatsAt*)to = value; }
@@ -42,7 +43,14 @@ static inline float widen(bf16 value) {
     return wide;
 }
 
-static inline Floats widen(Halves values) { return (Floats)(__builtin_convertvector(values, Words) << 16); }
+static inline Floats widen(Halves values) {
+#ifdef __AVX512F__
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)values), 16);
+#else
+    return (Floats)(__builtin_convertvector(values, Words) << 16);
+#endif
+}
+
 static inline Floats load_bf16(const bf16* from) { return widen(*(const HalvesAt*)from); }
 
 // To nearest, ties to even. A NaN stays one: its quiet bit is set before the low half is cut.
@@ -107,10 +115,19 @@ static inline Floats load_fp16(const uint16_t* from) {
 #endif
 }
 
+// Numbers of -128 … 127 as bytes.
+static inline void store_bytes(int8_t* to, Ints values) {
+    typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+    *(Bytes*)to = __builtin_convertvector(values, Bytes);
+}
+
 static inline Floats max(Floats left, Floats right) { return left > right ? left : right; }
 
 // Lanes in a fixed order: halves onto each other, 16 → 1.
 static inline float sum_of(Floats values) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)values);
+#endif
     float lanes[kLanes];
     memcpy(lanes, &values, sizeof lanes);
     for (int width = kLanes / 2; width > 0; width /= 2)
@@ -118,7 +135,16 @@ static inline float sum_of(Floats values) {
     return lanes[0];
 }
 
+static inline int32_t sum_of(Ints values) {
+    int32_t sum = 0;
+    for (int lane = 0; lane < kLanes; lane++) sum += values[lane];
+    return sum;
+}
+
 static inline float max_of(Floats values) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)values);
+#endif
     float lanes[kLanes];
     memcpy(lanes, &values, sizeof lanes);
     for (int width = kLanes / 2; width > 0; width /= 2)
@@ -144,6 +170,22 @@ static inline Floats exp_of(Floats x) {
     sum = sum * rest + 1.0f;
     Floats power = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
     return x < low ? Floats{} : sum * power;
+}
+
+// 2^x for x up to 0, by a polynomial of degree 5 on half a unit to either side (error below 5e-7 relative). What would be
+// no normal number is 0; NaN stays NaN.
+static inline Floats power_of_two(Floats x) {
+    Floats low = all(-127.0f);
+    x = low > x ? low : x;
+    Floats shifted = x + 12582912.0f;  // 1.5 · 2^23: the fraction falls off
+    Floats whole = shifted - 12582912.0f, rest = x - whole;
+    Floats sum = all(1.33857e-3f);
+    sum = sum * rest + 9.66101e-3f;
+    sum = sum * rest + 5.550367e-2f;
+    sum = sum * rest + 2.4022421e-1f;
+    sum = sum * rest + 6.9314719e-1f;
+    sum = sum * rest + 1.0f;
+    return sum * (Floats)(((Ints)shifted + 127) << 23);
 }
 
 }  // namespace loopwright

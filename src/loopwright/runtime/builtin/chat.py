@@ -4,10 +4,12 @@
 # limits = { seconds = 3600, max_pages = 65536, max_queues = 1024, max_output_bytes = 268435456 }
 # ///
 
+from collections.abc import Sequence
 from typing import Any
 
-from loopwright import Context, resources
+from loopwright import Context, model, resources
 from loopwright.runtime.builtin.choices import Options, answer, prompt_of_ids, truncated
+from loopwright.runtime.builtin.fitting import Message, fitting, room
 
 
 async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
@@ -15,20 +17,26 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
     asked = Options(**options)
     tools = asked.known_tools
 
+    async def tokens(told: Sequence[Message]) -> list[int]:
+        rendered = await resources.render_chat(
+            told,
+            num_done=0,
+            is_open=False,
+            add_generation_prompt=True,
+            tools=[one.spec for one in tools],
+            options=asked.template,
+        )
+        return list(rendered["tokens"])
+
     async def prompt() -> Context:
+        told = messages
+        if asked.drops_messages:
+            told = await fitting(messages, room((await model()).max_context, asked.max_tokens), tokens)
         if asked.needs_prompt_ids:
-            rendered = await resources.render_chat(
-                messages,
-                num_done=0,
-                is_open=False,
-                add_generation_prompt=True,
-                tools=[one.spec for one in tools],
-                options=asked.template,
-            )
-            return await prompt_of_ids(0, truncated(rendered["tokens"], asked), asked)
+            return await prompt_of_ids(0, truncated(await tokens(told), asked), asked)
         ctx = Context(template=asked.template)
         ctx.tell_tools(tools)
-        for message in messages:
+        for message in told:
             ctx.message(**message)
         return ctx
 

@@ -37,6 +37,7 @@ class Options:
     shows_prompt: bool = False
     prompt_logprobs: int | None = None  # so many of the most probable tokens of each place
     truncate_prompt_tokens: int | None = None  # keep the last ones
+    drops_messages: bool = False  # the oldest of a conversation, until it fits
     reasoning: tuple[str, str] | None = None  # the tags around what the model thinks before it answers
     max_thought_tokens: int | None = None  # of what it thinks; None is as many as fit, 0 is no thoughts
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from runner_rig import Rig
 
 from loopwright.engine.cuda.choice import DeviceChoice
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
+from runner_rig import Rig
 
 if TYPE_CHECKING:
     from loopwright.engine.loaded_model import LoadedModel

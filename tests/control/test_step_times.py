@@ -1,0 +1,64 @@
+"""What drafts cost follows from the steps that ran, and is told to whoever had drafts judged."""
+
+import pytest
+
+from loopwright.control.step_times import MIN_STEP_S, NUM_KEPT, StepTimes
+from loopwright.core.calls import ForwardText, Sampling
+from loopwright.core.ids import PageName, QueueName
+
+from .rig import Rig
+
+
+def measured(*steps: tuple[int, float]) -> StepTimes:
+    times = StepTimes()
+    for num_tokens, taken_s in steps:
+        times.note(num_tokens, taken_s)
+    return times
+
+
+def test_drafts_cost_what_a_wider_step_takes_longer() -> None:
+    times = measured((1, 0.008), (8, 0.016), (40, 0.048))
+    assert times.draft_cost(8, 4) == pytest.approx(2.0)
+    assert times.draft_cost(1, 7) == pytest.approx(1.0)
+    assert times.draft_cost(8, 9) == pytest.approx((0.048 + 40 * 0.001) / 0.016 - 1)  # beyond all that ran
+
+
+def test_where_width_is_free_drafts_are() -> None:
+    assert measured((1, 0.01), (2, 0.01), (64, 0.01)).draft_cost(4, 8) == 0.0
+
+
+def test_a_wider_step_that_happened_to_be_faster_makes_drafts_no_gain() -> None:
+    assert measured((1, 0.02), (64, 0.01)).draft_cost(1, 8) == 0.0
+
+
+def test_nothing_is_told_of_one_size_alone_or_of_steps_that_the_host_takes_most_of() -> None:
+    assert measured((8, 1.0), (9, 1.0)).draft_cost(8, 4) is None
+    assert measured((1, MIN_STEP_S / 4), (64, MIN_STEP_S / 2)).draft_cost(1, 4) is None
+    assert measured((0, 1.0), (1, 1.0)).draft_cost(1, 4) is None
+
+
+def test_the_last_steps_count_and_one_slow_one_does_not() -> None:
+    times = measured(*[(1, 9.0)] * NUM_KEPT, *[(1, 0.01)] * NUM_KEPT, (1, 9.0), *[(8, 0.02)] * NUM_KEPT)
+    assert times.draft_cost(1, 7) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_whoever_has_drafts_judged_is_told_what_they_took(num_drafts: int) -> None:
+    rig = Rig()
+    for num_tokens, taken_s in ((1, 0.01), (8, 0.08)):
+        rig.controller._step_times.note(num_tokens, taken_s)
+    run = rig.open("a")
+    call = run.submit(
+        ForwardText(
+            queue=QueueName(1),
+            pages=(),
+            grow_from=PageName(100),
+            kv_len=0,
+            tokens=(5, 6, 7),
+            positions=(0, 1, 2),
+            num_drafts=num_drafts,
+            sampling=Sampling(),
+        )
+    )
+    rig.drain()
+    assert run.forwarded(call).draft_cost == (pytest.approx(2.0) if num_drafts else None)
