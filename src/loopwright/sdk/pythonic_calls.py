@@ -40,7 +40,7 @@ class PythonicReader:
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""
         if self._state == "call":
-            return [Fault(left, "cut", "the text ends within a call", is_begun=True)]
+            return [Fault("".join([*self._written, left]), "cut", "the text ends within a call", is_begun=True)]
         if self._state == "list":
             left = left.strip(_BETWEEN)
             return [Fault(left, "cut", "the text ends within a call")] if left else []
@@ -93,7 +93,7 @@ class PythonicReader:
         argument, closing = self._text[:end], self._text[end]
         message = self._take(argument, found) if argument.strip() or closing == "," else None
         if message is not None:
-            found.append(Fault(self._text[: end + 1], "malformed", message, is_begun=True))
+            found.append(Fault("".join([*self._written, self._text[: end + 1]]), "malformed", message, is_begun=True))
             self._text, self._state = self._text[end + 1 :], "text"
             return True
         self._written.append(self._text[: end + 1])

@@ -207,9 +207,9 @@ def beginning_at_end(text: str, tag: str) -> int:
 
 
 def _framed(found: Found, frame: str) -> Fault:
-    """A fault whose text begins with the frame, unless that was told of before."""
+    """A fault whose text begins with the frame."""
     assert isinstance(found, Fault)
-    return found if found.is_begun else replace(found, text=frame + found.text)
+    return replace(found, text=frame + found.text)
 
 
 def _add_text(found: list[Found], text: str) -> None:
