@@ -17,12 +17,13 @@ PIP    := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 
 # Two stamps: the demo needs the runtime alone, the tests need the tools too. A stamp is older than pyproject.toml or
 # constraints.txt when one of them changed, so pip runs then and only then.
+CLIENTS := .clients
 RUNTIME := $(VENV)/.runtime-installed
 DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents drafts soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents drafts soak load examples docs reference bench size changelog clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -80,6 +81,11 @@ soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks,
 load: $(DEV)     ## 200 streams for MINUTES over a scripted engine, clients that go included: nothing leaks; what the server adds
 	@$(BIN)/python tests/system/load.py --minutes $(MINUTES) $(ARGS)
 
+clients: $(DEV) $(CLIENTS)/.installed ## the clients of docs/clients.md, in environments of their own, against the real server; npm too
+	cd tests/clients && $(abspath $(CLIENTS))/all/bin/pytest --ignore test_instructor.py $(ARGS)
+	cd tests/clients && $(abspath $(CLIENTS))/instructor/bin/pytest test_instructor.py $(ARGS)
+	cd tests/clients/node && node --test --test-concurrency=1
+
 examples: $(DEV) ## run every program of programs/ and compare its events
 	$(BIN)/pytest tests/programs
 
@@ -106,7 +112,7 @@ changelog: $(DEV) ## move the notes of changes/ into CHANGELOG.md: VERSION=0.2.0
 	$(BIN)/towncrier build --yes --version $(VERSION)
 
 clean:           ## remove .venv and the tools' caches; the model and the runner stay in the cache directory
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install it or name another: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -121,3 +127,12 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+# Their versions are all pinned, so pip has nothing to resolve.
+$(CLIENTS)/.installed: $(addprefix tests/clients/,requirements.txt requirements-instructor.txt node/package-lock.json)
+	$(PYTHON) -m venv $(CLIENTS)/all
+	$(CLIENTS)/all/bin/pip install --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/instructor
+	$(CLIENTS)/instructor/bin/pip install --disable-pip-version-check --no-deps -r tests/clients/requirements-instructor.txt
+	cd tests/clients/node && npm ci
+	@touch $@

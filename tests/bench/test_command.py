@@ -53,8 +53,8 @@ async def test_an_unknown_suite_is_refused_with_the_names_of_all():
     assert isinstance(error, NotFound)
     assert (error.message, error.hint) == (
         "no suite 'lunch'",
-        "the suites are launch, calls, dev, decode, growth, batching, overhead, serving, techniques, memory, size "
-        "and all",
+        "the suites are launch, calls, dev, decode, growth, batching, overhead, steps, mechanisms, agents, serving, "
+        "techniques, memory, size and all",
     )
 
 
@@ -83,10 +83,20 @@ async def test_no_rounds_at_all_are_refused():
     assert "0 rounds" in error.message
 
 
-async def test_a_scale_and_techniques_are_for_the_techniques_suite():
-    for options in (Options(scale="small"), Options(techniques=("beam",))):
+async def test_a_flag_of_some_suites_is_refused_by_the_others():
+    for options, hint in (
+        (Options(scale="small"), "--scale is for techniques and agents"),
+        (Options(techniques=("beam",)), "--technique is for techniques"),
+        (Options(device="h200"), "--device is for steps, mechanisms, agents"),
+        (Options(num_workers=2), "--workers is for mechanisms"),
+    ):
         error = await refused(BenchRequest(suite="launch", options=options))
-        assert "--scale and --technique are for techniques" in error.hint
+        assert error.hint == hint
+    request = parse("mechanisms", "--device", "l4", "--workers", "8")
+    assert request.options == Options(device="l4", num_workers=8)
+
+
+async def test_a_scale_and_techniques_are_for_the_techniques_suite():
     request = parse("techniques", "--scale", "paper", "--technique", "beam", "--technique", "react")
     assert request.options == Options(scale="paper", techniques=("beam", "react"))
 

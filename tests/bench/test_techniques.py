@@ -5,6 +5,7 @@ import inspect
 from dataclasses import replace
 from pathlib import Path
 
+import httpcore
 import pytest
 
 from loopwright.bench.suite import SCALES, Options
@@ -133,3 +134,28 @@ async def test_a_technique_that_does_not_exist_is_refused_before_a_system_is_ope
 
     with pytest.raises(BadRequest, match="no technique 'tree'"):
         await measure(Options(techniques=("tree",)), never)
+
+
+async def test_a_connection_that_the_server_closed_when_it_was_used_again_is_replaced() -> None:
+    num_closed = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_closed
+        await reader.readuntil(b"\r\n\r\n")
+        if num_closed < num_to_close:
+            num_closed += 1
+            writer.transport.abort()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for num_to_close in (1, 3):
+            async with Endpoint(url, "byte") as api:
+                if num_to_close == 1:
+                    assert await api.post("/x", {}) == {}
+                else:
+                    with pytest.raises((httpcore.ReadError, httpcore.RemoteProtocolError)):
+                        await api.post("/x", {})

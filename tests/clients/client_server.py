@@ -21,8 +21,8 @@ from tool_templates import CHATML_CALLS
 from loopwright.compose.model_parts import model_text
 from loopwright.core.ids import TenantId
 from loopwright.engine.scripted import ScriptedExecutor
-from loopwright.server import http
 from loopwright.server.app import create_app
+from loopwright.server.http import serve
 from loopwright.server.identity import by_key, everybody
 from loopwright.text.load_tokenizer import byte_tokenizer
 from system_rig import make_info, system_over
@@ -46,8 +46,11 @@ def plan(prompt: str) -> str:
     if calls := [call for name, arguments in tools.items() if (call := _call(name, arguments, asked))]:
         return "\n".join(calls)
     for name, arguments in tools.items():
-        if name.rpartition("_")[2] in asked.split():  # the weather in Oslo, say, of get_weather
-            return _written(name, dict.fromkeys(arguments, re.findall(r"[A-Z]\w+", asked)[-1]))
+        if name.rpartition("_")[2] in asked.split():  # of get_weather: the weather in Oslo
+            named = re.findall(r"'(.+?)'", asked) or re.findall(r"[A-Z]\w+", asked)[-1:]
+            return _written(name, dict.fromkeys(arguments, named[0]))
+    if found := re.search(r"JSON with (.*) keys", asked):
+        return json.dumps({name: "x" for name in re.findall(r"'(\w+)'", found[1])})
     if found := re.search(r"Count to (\d+)", asked):
         return " ".join(str(number) for number in range(1, int(found[1]) + 1))
     if found := re.search(r"Say: (.*)", asked):
@@ -73,7 +76,7 @@ def _call(name: str, arguments: list[str], asked: str) -> str | None:
 
 
 def _written(name: str, arguments: dict[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
 def next_token(history: tuple[int, ...]) -> int:
@@ -104,7 +107,7 @@ def closing(written: bytes) -> int:
     return ord(open_ones[-1]) if open_ones else END_OF_TURN
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def run(arguments: argparse.Namespace) -> None:
     executor = ScriptedExecutor(next_token, max_context=arguments.max_context, num_blocks=NUM_BLOCKS)
     tokenizer = byte_tokenizer(CHATML_CALLS)
     text = model_text(make_info(executor, tokenizer, MODEL, has_template=True), tokenizer)
@@ -112,7 +115,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     try:
         async with system_over(executor, text) as system:
             app = create_app(system.launcher, tenant_of=tenant_of)
-            await http.serve(app, "127.0.0.1", 0, tell)
+            await serve(app, "127.0.0.1", 0, tell, grace_s=arguments.grace_s)
     finally:
         executor.close()
 
@@ -127,6 +130,4 @@ if __name__ == "__main__":
     parser.add_argument("--with-keys", action="store_true")
     parser.add_argument("--max-context", type=int, default=MAX_CONTEXT)
     parser.add_argument("--grace-s", type=int, default=1, help="how long requests may go on after the word to stop")
-    given = parser.parse_args()
-    http.GRACE_S = given.grace_s
-    asyncio.run(serve(given))
+    asyncio.run(run(parser.parse_args()))

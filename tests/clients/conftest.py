@@ -1,5 +1,5 @@
 """Servers in processes of their own, for the clients of this folder. Imports nothing of the project's: each group of
-clients has an environment of its own, and the server runs in the project's (`LOOPWRIGHT_PYTHON`)."""
+clients has an environment of its own, and the server runs in the project's (`LOOPWRIGHT_TEST_PYTHON`)."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class Server:
 @contextmanager
 def running(words: list[str], model: str, find_port: Callable[[str], str | None]) -> Iterator[Server]:
     """A server that says its port in some line of its output."""
-    python = os.environ.get("LOOPWRIGHT_PYTHON", str(ROOT / ".venv/bin/python"))
+    python = os.environ.get("LOOPWRIGHT_TEST_PYTHON", str(ROOT / ".venv/bin/python"))
     process = subprocess.Popen(
         [python, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment()
     )

@@ -3,6 +3,7 @@
 import instructor
 import openai
 import pytest
+from instructor.core import InstructorRetryException
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -20,9 +21,9 @@ def client(server: Server, mode: instructor.Mode, key: str = KEY) -> instructor.
     return instructor.from_openai(OpenAI(base_url=server.v1, api_key=key, max_retries=0), mode=mode)
 
 
-def asking(mode: instructor.Mode) -> list[dict[str, str]]:
+def asking(mode: instructor.Mode, tool: str = "Person") -> list[dict[str, str]]:
     by_tool = mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT)
-    text = "Person('Ada', 36)" if by_tool else 'Say: {"name": "Ada", "age": 36}'
+    text = f"{tool}('Ada', 36)" if by_tool else 'Say: {"name": "Ada", "age": 36}'
     return [{"role": "user", "content": text}]
 
 
@@ -31,13 +32,13 @@ def test_an_object_comes_in_each_mode(server: Server, mode: instructor.Mode) -> 
     found = client(server, mode).chat.completions.create(
         model=server.model, messages=asking(mode), response_model=Person, max_retries=0
     )
-    assert found == Person(name="Ada", age=36)
+    assert found.model_dump() == {"name": "Ada", "age": 36}
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS])
 def test_a_partial_object_grows(server: Server, mode: instructor.Mode) -> None:
     *_, last = client(server, mode).chat.completions.create_partial(
-        model=server.model, messages=asking(mode), response_model=Person
+        model=server.model, messages=asking(mode, "PartialPerson"), response_model=Person
     )
     assert last.model_dump() == {"name": "Ada", "age": 36}
 
@@ -60,7 +61,7 @@ def test_whatever_the_model_would_say_the_object_is_of_its_type(server: Server) 
 def test_faults_carry_the_typed_exception(
     server: Server, key: str, model: str, text: str, expected: type[Exception]
 ) -> None:
-    with pytest.raises((expected, instructor.exceptions.InstructorRetryException)) as caught:
+    with pytest.raises((expected, InstructorRetryException)) as caught:
         client(server, instructor.Mode.JSON_SCHEMA, key).chat.completions.create(
             model=model or server.model,
             messages=[{"role": "user", "content": text}],

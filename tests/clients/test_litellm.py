@@ -70,7 +70,7 @@ def test_a_server_that_stops_is_an_error(stopping: Server) -> None:
     stream = litellm.completion(**options(stopping, LONG, stream=True))
     next(iter(stream))
     stopping.stop()
-    with pytest.raises(litellm.APIError, match="the server is stopping"):
+    with pytest.raises(litellm.exceptions.MidStreamFallbackError, match="the server is stopping"):
         list(stream)
     with pytest.raises((litellm.APIConnectionError, litellm.InternalServerError)):
         litellm.completion(**options(stopping))

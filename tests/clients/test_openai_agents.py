@@ -1,10 +1,11 @@
 """openai-agents, over chat completions: an agent with tools, a typed result, a stream, and its exceptions."""
 
+import asyncio
 from typing import Any
 
 import openai
 import pytest
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -32,6 +33,15 @@ async def test_an_agent_calls_its_tool_and_says_what_came_of_it(server: Server) 
     result = await Runner.run(agent(server, tools=[add]), "add(2, 3)")
     assert result.final_output == "The tool says 5."
     assert result.context_wrapper.usage.requests == 2
+
+
+async def test_the_responses_api_which_agents_take_by_default_works_too(server: Server) -> None:
+    client = AsyncOpenAI(base_url=server.v1, api_key=KEY, max_retries=0)
+    one = Agent(name="tested", model=OpenAIResponsesModel(model=server.model, openai_client=client), tools=[add])
+    assert (await Runner.run(one, "add(2, 3)")).final_output == "The tool says 5."
+    result = Runner.run_streamed(one, "Hi")
+    assert [event async for event in result.stream_events()]
+    assert result.final_output == PLAIN
 
 
 async def test_a_stream_of_an_agent_is_its_text(server: Server) -> None:
@@ -70,7 +80,7 @@ async def test_a_run_that_is_cancelled_ends_at_the_server(server: Server) -> Non
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             break
     result.cancel()
-    assert server.becomes_idle()
+    assert await asyncio.to_thread(server.becomes_idle)
 
 
 async def test_a_server_that_stops_is_an_error(stopping: Server) -> None:

@@ -149,3 +149,18 @@ def test_a_server_that_stops_is_an_error_that_may_be_retried(stopping: Server) -
         list(stream)
     with pytest.raises(openai.APIConnectionError):
         client.chat.completions.create(model=stopping.model, messages=HI)
+
+
+def test_responses_are_kept_streamed_and_parsed(client: OpenAI, server: Server) -> None:
+    first = client.responses.create(model=server.model, input="Say: one")
+    assert first.output_text == "one"
+    assert client.responses.retrieve(first.id).output_text == "one"
+    second = client.responses.create(model=server.model, input="Say: two", previous_response_id=first.id)
+    assert second.output_text == "two"
+    with client.responses.stream(model=server.model, input="Hi") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == stream.get_final_response().output_text == PLAIN
+    parsed = client.responses.parse(model=server.model, input='Say: {"name": "Ada", "age": 36}', text_format=Person)
+    assert parsed.output_parsed == Person(name="Ada", age=36)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_none")

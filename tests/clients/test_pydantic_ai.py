@@ -1,5 +1,7 @@
 """pydantic-ai, over chat completions: text, streams, tools, each way of a typed result, and its exceptions."""
 
+import asyncio
+
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
@@ -64,7 +66,7 @@ async def test_a_client_that_goes_ends_its_run(server: Server) -> None:
     async with Agent(model(server)).run_stream(LONG) as stream:
         async for _ in stream.stream_text(delta=True):
             break
-    assert server.becomes_idle()
+    assert await asyncio.to_thread(server.becomes_idle)
 
 
 async def test_a_server_that_stops_is_an_error(stopping: Server) -> None:

@@ -56,11 +56,18 @@ def test_slow_steps_hold_nobody_up_for_long() -> None:
     assert arrivals.hold_s(5.0, would_hold_up=False) == pytest.approx(MAX_HOLD_S)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for the time to pass waits longer than a test."""
+    monkeypatch.setattr("loopwright.control.arrivals.MAX_HOLD_S", 1000.0)
+
+
 async def turns(num: int = 20) -> None:
     for _ in range(num):
         await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_the_first_step_is_of_all_that_were_started_together() -> None:
     rig = Rig()
     rig.controller._arrivals.step_over(60.0)
@@ -76,6 +83,7 @@ async def test_the_first_step_is_of_all_that_were_started_together() -> None:
         executor.release()
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_step_that_others_wait_for_goes_on_while_programs_are_started() -> None:
     rig = Rig()
     one, other = rig.open("a"), rig.open("b")
@@ -83,7 +91,7 @@ async def test_a_step_that_others_wait_for_goes_on_while_programs_are_started() 
         one.submit(segment())
         assert await next_step(executor) == 1
         rig.controller.expect(1)
-        rig.controller._arrivals.step_over(60.0)
+        rig.clock.advance(1.0)  # how long the step takes
         executor.release()
         assert await next_step(executor) == 1
         other.submit(segment())
@@ -93,6 +101,7 @@ async def test_a_step_that_others_wait_for_goes_on_while_programs_are_started() 
         executor.release()
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_other_policies_decide_by_themselves() -> None:
     rig = Rig(config=ControlConfig(policy="eager"))
     rig.controller._arrivals.step_over(60.0)

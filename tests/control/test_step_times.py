@@ -29,6 +29,7 @@ def test_where_width_is_free_drafts_are() -> None:
 
 def test_a_wider_step_that_happened_to_be_faster_makes_drafts_no_gain() -> None:
     assert measured((1, 0.02), (64, 0.01)).draft_cost(1, 8) == 0.0
+    assert measured((1, 0.02), (8, 0.01), (64, 0.03)).draft_cost(8, 7) == pytest.approx(0.5)
 
 
 def test_nothing_is_told_of_one_size_alone_or_of_steps_that_the_host_takes_most_of() -> None:
@@ -45,7 +46,7 @@ def test_the_last_steps_count_and_one_slow_one_does_not() -> None:
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_whoever_has_drafts_judged_is_told_what_they_took(num_drafts: int) -> None:
     rig = Rig()
-    for num_tokens, taken_s in ((1, 0.01), (8, 0.08)):
+    for num_tokens, taken_s in ((1, 0.01), (8, 0.045)):
         rig.controller._step_times.note(num_tokens, taken_s)
     run = rig.open("a")
     call = run.submit(
@@ -61,4 +62,4 @@ def test_whoever_has_drafts_judged_is_told_what_they_took(num_drafts: int) -> No
         )
     )
     rig.drain()
-    assert run.forwarded(call).draft_cost == (pytest.approx(2.0) if num_drafts else None)
+    assert run.forwarded(call).draft_cost == (pytest.approx(1.0) if num_drafts else None)

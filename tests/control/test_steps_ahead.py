@@ -67,6 +67,8 @@ async def test_an_end_by_length_wastes_no_row_and_an_end_by_a_token_one() -> Non
     rig.drain()
     assert [batch.num_rows for batch in rig.executor.batches] == [3, 3, 3, 2, 2, 1, 1, 1]
     assert await num_wasted(rig) == 1
+    stats = await rig.controller.stats()
+    assert (stats.num_rows, stats.num_decode_tokens) == (16, 16)
     stopped = runs[1].segment(calls[1])
     assert (list(stopped.tokens), stopped.reason) == (expected(6, 9, (stop,)), "stop_token")
     assert [token for part in runs[1].parts[calls[1]] for token in part.tokens] == list(stopped.tokens)
@@ -219,6 +221,30 @@ def test_service_is_counted_for_tokens_and_not_for_wasted_rows() -> None:
     rig.drain()
     served = rig.controller._suspension._served
     assert (served[run.session.run_id], served[other.session.run_id]) == (4, 9)
+
+
+def test_a_run_that_ends_while_a_wasted_row_of_its_own_is_in_flight_leaves_no_account_behind() -> None:
+    rig = Rig(is_ahead=True)
+    run, other = rig.open("gone"), rig.open("other")
+    own_row = replace(
+        segment(6, max_tokens=9, stop_tokens=(stop_after(6, 4),)), sampling=replace(SAMPLING, top_logprobs=1)
+    )
+    call = run.submit(own_row)
+    other.submit(segment(max_tokens=9))
+    while run.final(call) is None:
+        rig.step()
+    assert rig.running[0].rows, "its row is in flight"
+    run.session.close()
+    rig.drain()
+    assert "gone" not in rig.controller._suspension._served
+
+
+async def test_a_step_that_is_over_is_counted_with_the_rows_that_it_had() -> None:
+    rig = Rig(is_ahead=True)
+    for place, name in enumerate("abc"):
+        rig.open(name).submit(segment(5 + place, max_tokens=4))
+    rig.step()
+    assert (await rig.controller.stats()).num_rows == 3, "though three more are in the step ahead"
 
 
 async def test_the_engine_has_two_steps_while_something_goes_on() -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import gguf
 import torch
-from runner_rig import Rig, dense, dense_rows, log_softmax, pairs, runs_of, some_tokens
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from loopwright.engine.model_files import write_hf_folder
+from runner_rig import Rig, dense, dense_rows, log_softmax, pairs, runs_of, some_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path

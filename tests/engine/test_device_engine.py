@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from device_rig import MAX_ROWS, device_executor, device_rig, make_runner
 from msgspec.structs import replace
 from parity import ARCHITECTURES
-from runner_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
 
+from device_rig import MAX_ROWS, device_executor, device_rig, make_runner
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, EmbedRow, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import BadRequest, InternalError, Unavailable
@@ -22,8 +21,10 @@ from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
 from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.executor import create_executor
 from loopwright.engine.oracle import Oracle
+from runner_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,11 +93,10 @@ def both(model: LoadedModel) -> tuple[Rig, Rig]:
 
 def test_a_step_of_everything_equals_the_model_runners(model: LoadedModel) -> None:
     """Prompts, single tokens, drafts, slots, outputs, distributions, bits, copies and shifts."""
-    answers = []
+    answers, places = [], []
     for rig in both(model):
-        tokens = some_tokens(30)
         tables = [rig.blocks(64) for _ in range(6)]
-        rig.rows(*(rig.row(tokens, block_ids=table) for table in tables))
+        rig.rows(*(rig.row(some_tokens(30, place), block_ids=table) for place, table in enumerate(tables)))
         batch = Batch(
             copies=[BlockCopy(tables[0][1], tables[5][1], 0, 0, 10)],
             shifts=[KvShift(tables[4], 3, 20, 90)],
@@ -115,8 +115,11 @@ def test_a_step_of_everything_equals_the_model_runners(model: LoadedModel) -> No
         )  # fmt: skip
         result = rig.step(batch)
         answers.append([*result.rows, *result.heads, *result.shifts])
+        places.append([rig.runner._cache.positions[16 * block + 5].item() for table in tables for block in table[:2]])
     for mine, theirs in zip(*answers, strict=True):
         same_answer(mine, theirs)
+    assert places[0] == places[1]
+    assert places[0][8] == 95  # the shift's
 
 
 def same_answer(mine: RowResult, theirs: RowResult) -> None:
@@ -238,6 +241,45 @@ def test_a_row_that_fails_fails_what_has_it_as_its_source_and_nobody_else(model:
         )  # fmt: skip
     assert set(first.result().decodes.errors) == set(second.result().decodes.errors) == {1}
     assert [row.error is not None for row in third.result().rows] == [True, False]
+
+
+def test_a_prompt_that_fails_fails_what_has_it_as_its_source(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    tables = [rig.blocks(9) for _ in range(2)]
+    rows = [ForwardRow(table, 0, range(3), [1, 2, token], sampling=Sampling(), sample_position=3)
+            for table, token in zip(tables, (999_999, 3), strict=True)]  # fmt: skip
+    columns = DecodeRows(tables, [3, 3], [3, 3], [Sampling()] * 2, [()] * 2, [0, 0], 0, [0, 0], [0, 1])
+    with torch.inference_mode():
+        first = rig.runner.launch(Batch(rows=rows))
+        second = rig.runner.launch(Batch(decodes=columns))
+    assert [row.error is not None for row in first.result().rows] == [True, False]
+    assert set(second.result().decodes.errors) == {0}
+    expected = Oracle(model).generate([1, 2, 3], max_tokens=2).tokens
+    assert (first.result().rows[1].token_id, second.result().decodes.token_ids[1]) == expected
+
+
+def test_tokens_that_control_names_count_though_the_device_sampled_others(model: LoadedModel) -> None:
+    found = []
+    for rig in both(model):
+        blocks = rig.blocks(20)
+        rig.rows(rig.row(some_tokens(9), block_ids=blocks))
+        columns = DecodeRows([blocks], [9], [9], [Sampling()], [()], [5], 0)
+        first = rig.step(Batch(decodes=columns)).decodes.token_ids
+        other = [(first[0] + 1) % 256]
+        found.append(rig.step(Batch(decodes=replace(columns, num_steps=1, token_ids=other))).decodes)
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-5)
+
+
+def test_a_head_whose_values_are_not_finite_is_cached_as_zeros_behind_a_key_of_nan() -> None:
+    qkv = torch.ones(1, 4, 4)
+    qkv[0, 3, 1] = torch.inf  # the second KV head's value
+    kv = torch.zeros(1, 2, 16, 1, 4)
+    turn = (torch.ones(1, 2), torch.zeros(1, 2))
+    query = TorchOperations().rotate_and_store(qkv, turn, torch.tensor([5]), kv, 2)
+    assert query.isfinite().all()
+    assert kv[0, 0, 5].isnan().all()
+    assert not kv[0, 1, 5].any()
 
 
 def test_after_a_batch_that_failed_its_rows_fail_too(model: LoadedModel) -> None:

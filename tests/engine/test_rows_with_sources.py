@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
-from device_rig import device_executor
 from msgspec.structs import replace
 
+from device_rig import device_executor
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, ForwardRow, RowResult
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import InternalError

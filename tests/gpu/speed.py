@@ -21,18 +21,28 @@ import torch
 
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
-from loopwright.core.calls import CreateQueue, Generate, Sampling
+from loopwright.core.batch import Batch, ForwardRow
+from loopwright.core.calls import CreateQueue, DistributionRequest, Generate, Sampling
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import from_info
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Progress, Segment
+from loopwright.engine.cuda.dummy import dummy_model, shape_config
+from loopwright.engine.cuda.parts import DeviceParts
+from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.executor import create_executor
 
 NUM_IN, NUM_OUT = 128, 128
 BATCHES = (1, 32, 128, 256)
 SHAPES = ("llama-1b", "llama-8b")
+SAMPLINGS = {
+    "temperature": Sampling(temperature=1.0, seed=1),
+    "top_k 50": Sampling(temperature=1.0, top_k=50, seed=1),
+    "frequency penalty": Sampling(temperature=1.0, frequency_penalty=0.5, seed=1),
+    "top_logprobs 20": Sampling(top_logprobs=20),
+}
 _LIMITS = ControlLimits(max_pages=1 << 20, max_open_calls=1 << 16)
 _numbers = itertools.count()
 
@@ -73,7 +83,10 @@ async def control_over(shape: str, max_batch_tokens: int) -> AsyncIterator[tuple
         torch.cuda.empty_cache()
 
 
-async def run_batch(controller: Controller, num_streams: int, num_in: int = NUM_IN, num_out: int = NUM_OUT) -> Timing:
+async def run_batch(
+    controller: Controller, num_streams: int, num_in: int = NUM_IN, num_out: int = NUM_OUT,
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+) -> Timing:  # fmt: skip
     """All streams at once, as queues of one session."""
     session = controller.open(RunId(f"speed-{next(_numbers)}"), _LIMITS)
     arrivals: dict[int, list[tuple[float, int]]] = {stream: [] for stream in range(num_streams)}
@@ -82,7 +95,7 @@ async def run_batch(controller: Controller, num_streams: int, num_in: int = NUM_
         Generate(
             queue=QueueName(stream), pages=(), grow_from=PageName(stream << 16), kv_len=0,
             tokens=tuple(rng.integers(1000, 100_000, num_in).tolist()), positions=tuple(range(num_in)),
-            sampling=Sampling(), max_tokens=num_out, progress=True,
+            sampling=sampling, max_tokens=num_out, progress=True,
         )
         for stream in range(num_streams)
     ]  # fmt: skip
@@ -136,10 +149,49 @@ async def measure(shape: str, batches: Sequence[int], rounds: int, lines: list[s
                 f"| {batch} | {1e3 * best.tpot_s:.3f} | {1e3 * best.steady_s:.3f} | {best.steady_s / floor_s:.2f} | "
                 f"{1e3 * best.ttft_s:.1f} | {best.tokens_per_s:.0f} | {1e3 * best.host_s:.3f} |",
             )
+        for name, sampling in SAMPLINGS.items():
+            one = await run_batch(controller, 32, sampling=sampling)
+            say(lines, f"batch 32, {name}: TPOT {1e3 * one.tpot_s:.3f} ms, steady {1e3 * one.steady_s:.3f}")
         for num_streams, num_in in ((64, 128), (64, 1024)):
             prompt = min([await run_batch(controller, num_streams, num_in, 1) for _ in range(rounds)],
                          key=lambda one: -one.tokens_per_s)  # fmt: skip
             say(lines, f"prompts, {num_streams} of {num_in} tokens: {prompt.tokens_per_s * num_in:.0f} tokens/s")
+
+
+def noise(lines: list[str]) -> None:
+    """How far a row's log-probabilities are from float32, and from its own in other batches: the model of 1B, one row
+    of 64 tokens among equal prompts."""
+    config = shape_config("llama-1b")
+    with torch.inference_mode():
+        model = dummy_model(config, torch.device("cuda"), torch.bfloat16)
+        found = {}
+        for dtype, sizes in ((torch.float32, (1,)), (torch.bfloat16, BATCHES)):
+            is_fast = dtype == torch.bfloat16
+            parts = DeviceParts.make(model, num_blocks=256 * 6, device=torch.device("cuda"), dtype=dtype,
+                                     has_kernels=is_fast)  # fmt: skip
+            runner = DeviceRunner(model, parts, num_slots=1, max_rows=256)
+            tokens = np.random.default_rng(0).integers(1000, 100_000, 65).tolist()
+            for size in sizes:
+                tables = [[6 * row + place for place in range(6)] for row in range(size)]
+                for start in range(0, size, 32):
+                    some = tables[start : start + 32]
+                    runner.run(Batch(rows=[ForwardRow(table, 0, range(64), tokens[:64]) for table in some]))
+                ask = [DistributionRequest(k=1, logits=True)]
+                rows = [ForwardRow(table, 64, [64], tokens[64:], distributions=ask if row == 0 else (),
+                                   sampling=None if row == 0 else Sampling())
+                        for row, table in enumerate(tables)]  # fmt: skip
+                logits = np.frombuffer(runner.run(Batch(rows=rows)).rows[0].distributions[0].logits or b"", "<f4")
+                found[dtype, size] = logits - np.logaddexp.reduce(logits)
+            del runner, parts
+    reference, alone = found[torch.float32, 1], found[torch.bfloat16, 1]
+    spread = float(reference.std())
+    for size in BATCHES:
+        one = found[torch.bfloat16, size]
+        (far, most), (near, least) = (
+            (np.sqrt(np.mean((one - other) ** 2)) / spread, np.abs(one - other).max()) for other in (reference, alone)
+        )
+        say(lines, f"noise at batch {size}: {far:.4f} of the spread ({spread:.2f}) from float32, largest {most:.3f}; "
+                   f"from batch 1 {near:.4f}, largest {least:.3f}")  # fmt: skip
 
 
 def _copy_bandwidth() -> float:
@@ -179,6 +231,7 @@ def main() -> int:
     say(lines, f"prompt {NUM_IN}, output {NUM_OUT}, greedy, through control, best of {arguments.rounds} rounds")
     for shape in arguments.shapes:
         asyncio.run(measure(shape, arguments.batches, arguments.rounds, lines))
+    noise(lines)
     if arguments.report is not None:
         arguments.report.write_text("\n".join(lines) + "\n")
     return 0

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from runner_rig import Rig, dense_rows, runs_of, some_tokens
 
 from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
 from loopwright.core.calls import Sampling
@@ -17,6 +16,7 @@ from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.sampler import choose
+from runner_rig import Rig, dense_rows, runs_of, some_tokens
 
 CUDA = torch.device("cuda")
 MAX_NOISE = 0.012  # root mean square of the error of all log-probabilities over their spread
@@ -35,7 +35,7 @@ def quiet(stage: str, fraction: float | None) -> None:
     """Nobody looks."""
 
 
-def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 48) -> Rig:
+def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 48, *, has_graphs: bool = True) -> Rig:
     """In bf16 with all kernels; `attention` "reference" is float32 with torch's operations."""
 
     def make(model: LoadedModel, num_blocks: int, num_slots: int) -> DeviceRunner:
@@ -50,7 +50,8 @@ def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 
                 has_kernels=choice.has_kernels and not is_reference,
             )  # fmt: skip
             runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
-            runner.capture(quiet)
+            if has_graphs:
+                runner.capture(quiet)
         return runner
 
     return Rig(model, num_blocks=1024, make_runner=make)
@@ -119,6 +120,27 @@ def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: in
         logprobs = reference.logprobs([*prompt, *mine[:-1]])[len(prompt) :]
         gap = logprobs.max(1) - logprobs[np.arange(20), mine[1:]]
         assert gap.max() < 0.1
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}])
+def test_draws_of_graphs_are_those_of_launches_one_by_one(filters: dict[str, float]) -> None:
+    model = model_of("heads of 64, 4 of a group")
+    samplings = [Sampling(temperature=1.0, seed=seed, **(filters if seed % 2 else {})) for seed in range(5)]
+    samplings.append(Sampling(logprobs="processed"))
+    found = []
+    for has_graphs in (True, False):
+        rig = on_device(model, max_rows=8, has_graphs=has_graphs)
+        tables = [rig.blocks(40) for _ in samplings]
+        rig.rows(*(rig.row(some_tokens(9, place), block_ids=table) for place, table in enumerate(tables)))
+        columns = DecodeRows(tables, [9] * 6, [9] * 6, samplings, [()] * 6, [7] * 6, 0, [1] * 6)
+        sampled, tokens = columns.token_ids, []
+        for number in range(20):
+            result = rig.step(Batch(decodes=replace(columns, num_steps=number, token_ids=sampled))).decodes
+            sampled = result.token_ids
+            tokens.append((sampled, [round(one, 3) for one in result.logprobs]))
+        found.append(tokens)
+    assert found[0] == found[1]
+    assert len({tuple(one) for one, _ in found[0]}) > 5
 
 
 def test_nan_stays_with_those_who_see_it() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from make_wheel import ROOT, make_wheel
 
-from loopwright.engine.native.build import processor_sets
+from loopwright.engine.native.build import PROCESSOR, processor_sets
 from loopwright.engine.native.compiler import INSTRUCTION_SETS, find_compiler, shipped_name
 
 NEWEST_GLIBC = (2, 28)  # torch's own wheels need it
@@ -67,10 +67,12 @@ def test_it_is_for_every_python_on_each_linux_that_torch_runs_on(wheel: Path):
 @compiled
 @pytest.mark.skipif(not processor_sets(), reason="the processor has none of the instruction sets")
 def test_its_kernels_are_taken_where_there_is_no_compiler(unpacked: Path, tmp_path: Path):
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(unpacked), "LOOPWRIGHT_CACHE_DIR": str(tmp_path / "cache")}
+    kept = {name: os.environ[name] for name in (PROCESSOR,) if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "loopwright", "doctor", "--json"],
         cwd=tmp_path,
-        env={"PATH": str(tmp_path), "PYTHONPATH": str(unpacked), "LOOPWRIGHT_CACHE_DIR": str(tmp_path / "cache")},
+        env=environment | kept,
         capture_output=True,
         text=True,
         check=False,

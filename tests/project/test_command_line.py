@@ -36,6 +36,6 @@ def test_an_error_is_one_line_with_its_hint_and_status_1(capsys):
     assert main(["bench", "lunch"]) == 1
     assert capsys.readouterr().err == (
         "loopwright: no suite 'lunch' "
-        "(the suites are launch, calls, dev, decode, growth, batching, overhead, serving, techniques, memory, size "
-        "and all)\n"
+        "(the suites are launch, calls, dev, decode, growth, batching, overhead, steps, mechanisms, agents, serving, "
+        "techniques, memory, size and all)\n"
     )

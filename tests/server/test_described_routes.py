@@ -49,6 +49,50 @@ def test_whatever_is_sent_is_answered_as_described(case: Any) -> None:
     case.call_and_validate(checks=CHECKS)
 
 
+OK = (200, b"application/json", b'{"object": "list", "data": []}')
+WRONG = {
+    "ServerError": (500, *OK[1:]),
+    "UndefinedStatusCode": (299, *OK[1:]),
+    "UndefinedContentType": (200, b"text/plain", b"list"),
+    "JsonSchemaError": (200, b"application/json", b'{"object": "list"}'),
+}
+"""Answers that are not as described, by what schemathesis calls them."""
+
+
+def answering(status: int, kind: bytes, body: bytes) -> Any:
+    """The application, but for GET /v1/models, which gets this answer."""
+    inner = make_app()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") != "/v1/models":
+            await inner(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG])
+def test_an_answer_that_is_not_as_described_is_found(wrong: str | None) -> None:
+    app = answering(*(OK if wrong is None else WRONG[wrong]))
+    case = schemathesis.openapi.from_asgi("/openapi.json", app)["/v1/models"]["GET"].Case()
+    if wrong is None:
+        case.call_and_validate(checks=CHECKS)
+        return
+    with pytest.raises(BaseExceptionGroup) as caught:
+        case.call_and_validate(checks=CHECKS)
+    assert wrong in {type(one).__name__ for one in caught.value.exceptions}
+
+
+def test_schemathesis_asks_every_operation() -> None:
+    asked = {(one.ok().path, one.ok().method.upper()) for one in schema.get_all_operations()}
+    asked.add(("/openapi.json", "GET"))  # which it has asked already, to know the others
+    paths = openapi_document([route for route in make_app().routes if isinstance(route, Route)])["paths"]
+    assert asked == {(path, method.upper()) for path, methods in paths.items() for method in methods}
+    assert {"/v1/responses", "/v1/messages", "/v1/completions"} <= {path for path, _ in asked}
+
+
 def test_every_route_is_described_with_its_methods_and_a_summary() -> None:
     routes = [route for route in make_app().routes if isinstance(route, Route)]
     document = openapi_document(routes)

@@ -95,3 +95,16 @@ async def test_every_metric_can_be_said() -> None:
     for name, family in families.items():
         assert family.type == METRICS[name].kind
         assert family.documentation == METRICS[name].meaning
+
+
+async def test_what_is_kept_of_responses_is_counted() -> None:
+    runs = FakeRuns(lambda run: run.finish({}))
+    async with live_server(runs) as live:
+        before = samples((await live.http.get("/metrics")).text)
+        for is_kept in (True, True, False):
+            await live.openai.responses.create(model="tiny", input="Hi", store=is_kept)
+        after = samples((await live.http.get("/metrics")).text)
+    names = [(f"loopwright:{name}", ()) for name in ("num_responses_kept", "responses_kept_bytes")]
+    assert [before[name] for name in names] == [0, 0]
+    assert after[names[0]] == 2
+    assert after[names[1]] > 100

@@ -18,7 +18,12 @@ from loopwright.server.http import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
+HI = [{"role": "user", "content": "x"}]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": HI, "max_tokens": 9},
+}
 BIG = "0123456789" * 10_000
 NUM_BIG = 120  # more than all buffers between the two ends hold
 NEVER_S = 1e6
@@ -37,11 +42,11 @@ async def served(fake: FakeRuns, stall_s: float) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def asking(port: int) -> AsyncIterator[asyncio.StreamReader]:
+async def asking(port: int, path: str = "/v1/chat/completions") -> AsyncIterator[asyncio.StreamReader]:
     """A client that has sent its request and reads nothing by itself: its own buffer is small."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
-    payload = json.dumps(BODY).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    payload = json.dumps({"model": "tiny", "stream": True, **ROUTES[path]}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     writer.write(
         head.encode() + f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload
     )
@@ -57,9 +62,10 @@ async def talk(run: FakeRun, number: int = NUM_BIG) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_reads_nothing_is_cut_off_with_its_run() -> None:
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_client_that_reads_nothing_is_cut_off_with_its_run(path: str) -> None:
     fake = FakeRuns()
-    async with served(fake, 0.05) as port, asking(port) as reader:
+    async with served(fake, 0.05) as port, asking(port, path) as reader:
         await eventually(lambda: len(fake.started) == 1)
         await talk(fake.started[0])
         await eventually(lambda: fake.cancelled == ["run-0"])
@@ -89,15 +95,25 @@ async def test_what_waits_for_a_client_is_bounded(monkeypatch: pytest.MonkeyPatc
         assert fake.cancelled == []
 
 
-async def test_one_that_reads_again_in_time_gets_every_text() -> None:
+def texts_of(path: str, told: str) -> list[str]:
+    """Of a stream's events."""
+    events = [json.loads(line[6:]) for line in told.split("\n") if line.startswith("data: {")]
+    if path == "/v1/chat/completions":
+        return [choice["delta"].get("content", "") for event in events for choice in event["choices"]]
+    if path == "/v1/responses":
+        return [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    return [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_one_that_reads_again_in_time_gets_every_text(path: str) -> None:
     fake = FakeRuns()
-    async with served(fake, NEVER_S) as port, asking(port) as reader:
+    async with served(fake, NEVER_S) as port, asking(port, path) as reader:
         await eventually(lambda: len(fake.started) == 1)
         await talk(fake.started[0])
         fake.started[0].finish({})
         told = await reader.read()
-    events = [line for line in _dechunked(told).split("\n\n") if line.startswith("data: {")]
-    texts = [choice["delta"].get("content", "") for event in events for choice in json.loads(event[6:])["choices"]]
+    texts = texts_of(path, _dechunked(told))
     assert "".join(texts) == BIG * NUM_BIG
     assert len(texts) < NUM_BIG
     assert fake.cancelled == []
@@ -135,8 +151,11 @@ async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
 
 
 def _dechunked(told: bytes) -> str:
-    body, rest = b"", told.partition(b"\r\n\r\n")[2]
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-    return body.decode()
+    parts: list[bytes] = []
+    place = told.index(b"\r\n\r\n") + 4
+    while place < len(told):
+        end = told.index(b"\r\n", place)
+        size = int(told[place:end], 16)
+        parts.append(told[end + 2 : end + 2 + size])
+        place = end + 4 + size
+    return b"".join(parts).decode()

@@ -7,6 +7,7 @@ read the token that the step made.
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -39,6 +40,7 @@ NUM_STREAMS = 200
 NUM_BLOCKS = 8192
 GO_SHARE, STALL_SHARE = 0.2, 0.08  # of clients
 STALL_S = 0.5
+SETTLE_S = 60.0
 LETTERS = [*range(97, 123), *range(65, 91)]
 CLIENT = Path(__file__).with_name("load_client.py")
 
@@ -178,16 +180,24 @@ def no_progress(share: float) -> None: ...
 
 
 async def load(
-    *, seed: int, seconds: float, num_streams: int, on_progress: Callable[[float], None] = no_progress
+    *,
+    seed: int,
+    seconds: float,
+    num_streams: int,
+    on_progress: Callable[[float], None] = no_progress,
+    settle_s: float = SETTLE_S,
 ) -> Report:
-    """Raises AssertionError for a leaked task, socket or page."""
+    """Raises AssertionError for a leaked task, socket, file or page, if it is still there `settle_s` later."""
     report = Report()
     async with served(SteppingExecutor()) as (system, port):
         await Clients(port, random.Random(seed), report).run(1, 0.0, on_progress)  # what is made once is made by now
-        num_tasks, num_sockets = len(asyncio.all_tasks()), count_sockets()
+        gc.collect()  # what earlier work let go of would make room for a leak
+        before = held_now()
         await Clients(port, random.Random(seed), report).run(num_streams, seconds, on_progress)
-        await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
-        await until(lambda: count_sockets() <= num_sockets)
+        try:
+            await until(lambda: all(held_now()[what] <= num for what, num in before.items()), settle_s)
+        except TimeoutError:
+            raise AssertionError(f"leaked: {held_now()}, and before the load {before}") from None
         stats = await system.controller.stats()
         assert (stats.num_live_runs, stats.num_waiting_calls) == (0, 0), stats
         system.controller.check_integrity()
@@ -214,14 +224,16 @@ def step_before(ended_ns: list[int], at_ns: int, one: str) -> int:
     return ended_ns[place]
 
 
-def count_sockets() -> int:
-    found = 0
+def held_now() -> dict[str, int]:
+    """What this process holds that a client which went could leave behind. Counting takes one file, for a moment."""
+    links = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:
             continue
-    return found
+    num_sockets = sum(one.startswith("socket:") for one in links)
+    return {"tasks": len(asyncio.all_tasks()), "sockets": num_sockets, "other files": len(links) - num_sockets}
 
 
 async def main(arguments: argparse.Namespace) -> int:

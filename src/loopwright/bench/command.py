@@ -13,6 +13,7 @@ from typing import get_args
 from rich.console import Console
 
 from loopwright.bench import growth, peers
+from loopwright.bench.devices import DEVICES
 from loopwright.bench.machine import this_machine
 from loopwright.bench.registry import SUITE_MODULES, load_suites
 from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
@@ -21,6 +22,7 @@ from loopwright.bench.table import render
 from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import WeightDtype
 
+ON_DEVICES = ("steps", "mechanisms", "agents")  # suites that can have a simulated device
 WIDTH_OF_A_FILE = 160  # where nobody says how wide it is: a narrow table would cut its numbers
 
 
@@ -52,9 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live", type=int, action="append", default=[], metavar="N", help="launch: memory of N programs that wait"
     )
-    parser.add_argument("--scale", choices=SCALES, help="techniques: the paper's numbers, or small ones (default)")
+    parser.add_argument(
+        "--scale", choices=SCALES, help="techniques, agents: the paper's numbers, or small ones (default)"
+    )
     parser.add_argument(
         "--technique", action="append", default=[], metavar="NAME", help="techniques: this one; again for another"
+    )
+    parser.add_argument(
+        "--device", choices=list(DEVICES), help="steps, mechanisms, agents: this simulated device in place of an engine"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="mechanisms: programs run in N processes, not in this one"
     )
 
 
@@ -69,6 +79,8 @@ def request_from(arguments: argparse.Namespace) -> BenchRequest:
             arguments.scale,
             tuple(dict.fromkeys(arguments.technique)),
             arguments.plot,
+            arguments.device,
+            arguments.workers,
         ),
         json_path=arguments.json,
         peer_names=tuple(dict.fromkeys(arguments.peer)),
@@ -113,10 +125,7 @@ def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
         raise BadRequest(f"{request.suite} has no live programs", hint="--live is for launch", field="live")
     if any(num_live < 1 for num_live in request.options.num_live):
         raise BadRequest(f"{min(request.options.num_live)} live programs; at least 1 is needed", field="live")
-    if (request.options.scale or request.options.techniques) and request.suite != "techniques":
-        raise BadRequest(
-            f"{request.suite} has one scale and no techniques", hint="--scale and --technique are for techniques"
-        )
+    _check_flags(request)
     if request.options.plot is not None:
         if request.suite != "growth":
             raise BadRequest(f"{request.suite} has no plot", hint="--plot is for growth", field="plot")
@@ -136,3 +145,17 @@ def _check(request: BenchRequest) -> tuple[list[Suite], list[peers.Peer]]:
             field="json",
         )
     return suites, chosen
+
+
+def _check_flags(request: BenchRequest) -> None:
+    options = request.options
+    if options.device and request.suite not in ON_DEVICES:
+        raise BadRequest(
+            f"{request.suite} has no simulated device", hint=f"--device is for {', '.join(ON_DEVICES)}", field="device"
+        )
+    if options.num_workers and request.suite != "mechanisms":
+        raise BadRequest(f"{request.suite} runs in one process", hint="--workers is for mechanisms", field="workers")
+    if request.options.techniques and request.suite != "techniques":
+        raise BadRequest(f"{request.suite} has no techniques", hint="--technique is for techniques")
+    if request.options.scale and request.suite not in ("techniques", "agents"):
+        raise BadRequest(f"{request.suite} has one scale", hint="--scale is for techniques and agents")

@@ -21,6 +21,7 @@ from loopwright.bench.rows import CPU_US, P50_MS, P99_MS, Metric, Row, case_name
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.talking import TalkingRuns
 from loopwright.core.errors import Unavailable
+from loopwright.core.runs import Runs
 from loopwright.server.app import create_app
 from loopwright.server.http import serve
 
@@ -80,17 +81,17 @@ async def measure_serving(num_rounds: int, load: Load = Load()) -> list[Row]:
 
 async def chunks_per_s(load: Load) -> tuple[float, float]:
     """The rate, and the CPU time of this process's loop for a chunk, in µs."""
-    async with _served(TalkingRuns(load.num_texts)) as port:
+    async with served(TalkingRuns(load.num_texts)) as port:
         before_s = time.thread_time()
-        found = await _client(port, load.num_streams, is_timed=False)
+        found = await client(port, load.num_streams, is_timed=False)
         cpu_s = time.thread_time() - before_s
     return found.num_chunks / found.seconds, cpu_s / found.num_chunks * 1e6
 
 
 async def delays_ms(num_streams: int, num_texts: int) -> list[float]:
     """How long each text was under way."""
-    async with _served(TalkingRuns(num_texts, STEP_S)) as port:
-        return (await _client(port, num_streams, is_timed=True)).delays_ms
+    async with served(TalkingRuns(num_texts, STEP_S)) as port:
+        return (await client(port, num_streams, is_timed=True)).delays_ms
 
 
 async def floor_per_s(load: Load) -> float:
@@ -107,7 +108,7 @@ async def floor_per_s(load: Load) -> float:
 
     server = await asyncio.start_server(write, "127.0.0.1", 0, backlog=1024)
     async with server:
-        found = await _client(server.sockets[0].getsockname()[1], load.num_streams, is_timed=False)
+        found = await client(server.sockets[0].getsockname()[1], load.num_streams, is_timed=False)
     return found.num_chunks / found.seconds
 
 
@@ -120,8 +121,10 @@ class Found:
     delays_ms: list[float]
 
 
-async def _client(port: int, num_streams: int, *, is_timed: bool) -> Found:
+async def client(port: int, num_streams: int, *, is_timed: bool = False, body: bytes | None = None) -> Found:
+    """What another process reads of so many streams; `body` is what each asks for."""
     words = [sys.executable, "-m", "loopwright.bench.stream_client", str(port), str(num_streams), str(int(is_timed))]
+    words += [] if body is None else [body.decode()]
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
     try:
         told, _ = await process.communicate()
@@ -135,7 +138,7 @@ async def _client(port: int, num_streams: int, *, is_timed: bool) -> Found:
 
 
 @asynccontextmanager
-async def _served(runs: TalkingRuns) -> AsyncIterator[int]:
+async def served(runs: Runs) -> AsyncIterator[int]:
     """The real server over these runs: its port."""
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(create_app(runs), "127.0.0.1", 0, port.set_result))

@@ -79,24 +79,26 @@ async def by_segment(caller: Caller, num_tokens: int, *, prompt_len: int = 1, fi
     _check_segment(result, num_tokens)
 
 
-async def by_streaming(caller: Caller, num_tokens: int) -> None:
+async def by_streaming(caller: Caller, num_tokens: int, *, prompt_len: int = 1) -> None:
     """As `by_segment`, with each token told as it comes."""
     await caller.call(CreateQueue(queue=QUEUE))
-    call = msgspec.structs.replace(segment_call(num_tokens), progress=True)
+    call = msgspec.structs.replace(segment_call(num_tokens, prompt_len=prompt_len), progress=True)
     _check_segment(await caller.call(call), num_tokens)
 
 
-async def by_sampler(caller: Caller, num_tokens: int) -> None:
+async def by_sampler(caller: Caller, num_tokens: int, *, prompt_len: int = 1) -> None:
     """As `by_segment`, with a traced sampler that carries a state."""
     await caller.call(CreateQueue(queue=QUEUE))
-    call = msgspec.structs.replace(segment_call(num_tokens), sampler=_SAMPLER, sampler_state={"count": 0.0})
+    call = msgspec.structs.replace(
+        segment_call(num_tokens, prompt_len=prompt_len), sampler=_SAMPLER, sampler_state={"count": 0.0}
+    )
     _check_segment(await caller.call(call), num_tokens)
 
 
-async def by_watching(caller: Caller, num_tokens: int) -> None:
+async def by_watching(caller: Caller, num_tokens: int, *, prompt_len: int = 1) -> None:
     """A program that looks at every token while its segment runs ahead."""
     await caller.call(CreateQueue(queue=QUEUE))
-    call = msgspec.structs.replace(segment_call(num_tokens), watch=Watch())
+    call = msgspec.structs.replace(segment_call(num_tokens, prompt_len=prompt_len), watch=Watch())
     _check_segment(await caller.watch(call), num_tokens)
 
 

@@ -1,7 +1,7 @@
 """Reads streams of chat completions as a process of its own, and says what came and when. Never starts a server.
 
-Run by the serving suite as `python -m loopwright.bench.stream_client PORT STREAMS TIMED`; writes one line of JSON. It
-reads bytes and counts, so that it takes as little of the machine as a client can.
+Run by suites as `python -m loopwright.bench.stream_client PORT STREAMS TIMED [BODY]`; writes one line of JSON. It reads
+bytes and counts, so that it takes as little of the machine as a client can.
 """
 
 import asyncio
@@ -12,11 +12,18 @@ import time
 
 BODY = b'{"model":"talk","messages":[{"role":"user","content":"x"}],"stream":true}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-REQUEST = HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 CHUNK = b'"delta":{"content":"'
 TOLD_NS = re.compile(rb"@(\d+)")
 """When a text was written, by this machine's monotonic clock."""
+
+
+def request_of(body: bytes) -> bytes:
+    """A whole request."""
+    return HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+REQUEST = request_of(BODY)
 
 
 async def read_stream(port: int, delays_ms: list[float] | None, request: bytes = REQUEST) -> int:
@@ -35,14 +42,16 @@ async def read_stream(port: int, delays_ms: list[float] | None, request: bytes =
     return num_chunks
 
 
-async def read_streams(port: int, num_streams: int, is_timed: bool) -> dict[str, object]:
+async def read_streams(port: int, num_streams: int, is_timed: bool, body: bytes = BODY) -> dict[str, object]:
     """All at once: the number of chunks, the seconds that they took, and how long each was under way."""
     delays_ms: list[float] | None = [] if is_timed else None
+    request = request_of(body)
     start_s = time.perf_counter()
-    counts = await asyncio.gather(*(read_stream(port, delays_ms) for _ in range(num_streams)))
+    counts = await asyncio.gather(*(read_stream(port, delays_ms, request) for _ in range(num_streams)))
     return {"num_chunks": sum(counts), "seconds": time.perf_counter() - start_s, "delays_ms": delays_ms or []}
 
 
 if __name__ == "__main__":
     port, num_streams, is_timed = (int(word) for word in sys.argv[1:4])
-    print(json.dumps(asyncio.run(read_streams(port, num_streams, bool(is_timed)))))
+    body = sys.argv[4].encode() if len(sys.argv) > 4 else BODY
+    print(json.dumps(asyncio.run(read_streams(port, num_streams, bool(is_timed), body))))

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from loopwright.bench.rows import Row
 from loopwright.control.policies import PolicyName
 from loopwright.core.control import Control
+from loopwright.core.executor import Executor
 from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
 
@@ -49,16 +50,34 @@ class System(Protocol):
         ...
 
     @property
+    def executor(self) -> Executor:
+        """The engine itself, for what is measured below control. Whoever uses it leaves control idle."""
+        ...
+
+    @property
+    def device_s(self) -> float | None:
+        """Seconds in which a simulated device has computed; None of an engine."""
+        ...
+
+    @property
     def dtype(self) -> WeightDtype:
         """How the engine keeps weights, so that a peer can keep them alike."""
         ...
+
+
+StepsAheadOption: TypeAlias = Literal["auto", "on", "off"]
 
 
 class OpenSystem(Protocol):
     """Starts a system that serves the named model, and closes it."""
 
     def __call__(
-        self, model: str, *, prefix_cache: bool = False, num_blocks: int | None = None
+        self,
+        model: str,
+        *,
+        prefix_cache: bool = False,
+        num_blocks: int | None = None,
+        steps_ahead: StepsAheadOption = "auto",
     ) -> AbstractAsyncContextManager[System]: ...
 
 
@@ -76,6 +95,8 @@ class Options:
     scale: Scale | None = None  # for the techniques suite, as the next one; None is small
     techniques: tuple[str, ...] = ()  # none is all
     plot: Path | None = None  # for the growth suite: also draw it there
+    device: str | None = None  # for the steps, mechanisms and agents suites: this simulated device, and no engine
+    num_workers: int = 0  # for the mechanisms suite: programs run in so many processes
 
 
 DEFAULT_OPTIONS = Options()

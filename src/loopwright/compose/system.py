@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loopwright.compose.config import Config, EngineConfig, RuntimeConfig
 from loopwright.compose.exchange import make_exchange
@@ -22,9 +22,11 @@ from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.exchange import Exchange
+from loopwright.core.executor import Executor
 from loopwright.core.instrument import Meter
 from loopwright.core.model_info import WeightDtype
 from loopwright.core.runs import Runs
+from loopwright.engine.paced import PacedExecutor
 from loopwright.grammar.pool import GrammarPool
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.launcher import Launcher
@@ -73,6 +75,14 @@ class System:
     @property
     def kv_token_bytes(self) -> int:
         return self.model.kv_token_bytes
+
+    @property
+    def executor(self) -> Executor:
+        return self.model.executor
+
+    @property
+    def device_s(self) -> float | None:
+        return self.model.executor.busy_s if isinstance(self.model.executor, PacedExecutor) else None
 
     @property
     def dtype(self) -> WeightDtype:
@@ -238,11 +248,16 @@ def make_launcher(
 
 @asynccontextmanager
 async def open_bench_system(
-    model: str, *, prefix_cache: bool = False, num_blocks: int | None = None, dtype: WeightDtype = "auto"
+    model: str,
+    *,
+    prefix_cache: bool = False,
+    num_blocks: int | None = None,
+    dtype: WeightDtype = "auto",
+    steps_ahead: Literal["auto", "on", "off"] = "auto",
 ) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
-    control = ControlConfig(prefix_cache=prefix_cache)
+    control = ControlConfig(prefix_cache=prefix_cache, steps_ahead=steps_ahead)
     engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or 0)
     config = Config(model=model, engine=engine, control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:

@@ -26,9 +26,10 @@ from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig, Step
+from loopwright.control.scheduler import ControlConfig
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
@@ -496,7 +497,14 @@ class Controller:
         step = self._running.popleft()
         self._moment.now_s = self._clock.now_s()
         self._suspension.count(step)
-        self._counts.num_wasted_rows += step.num_wasted
+        if step.rows or step.decoded.wasted:
+            self._counts.num_wasted_rows += step.num_wasted
+        if self._unwanted:
+            self._discard_unwanted(step)
+        return step
+
+    def _discard_unwanted(self, step: Step) -> None:
+        """Those of runs that ended, whose last row was in the step."""
         unwanted = [call for call, last in self._unwanted if last is step]
         self._unwanted = [one for one in self._unwanted if one[1] is not step]
         for call in unwanted:
@@ -504,7 +512,6 @@ class Controller:
                 self._discard(call)
             if call.run_id in self._sessions:
                 self._forget_if_empty(self._sessions[call.run_id])
-        return step
 
     # Waiting
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loopwright.control.scheduler import Step
+from loopwright.control.step import Step
 
 
 @dataclass(slots=True)

@@ -81,13 +81,14 @@ class _Members:
         )
 
 
-@dataclass(slots=True, eq=False)
 class DecodeStep:
     """The group's rows in one step."""
 
-    rows: DecodeRows = NO_DECODES
-    members: _Members = field(default_factory=_Members)
-    wasted: list[OpenCall] = field(default_factory=list)  # they were over with the step before
+    __slots__ = ("members", "rows", "wasted")
+
+    def __init__(self, members: _Members, rows: DecodeRows = NO_DECODES) -> None:
+        self.members, self.rows = members, rows
+        self.wasted: list[OpenCall] = []  # they were over with the step before
 
     def __len__(self) -> int:
         return len(self.members.columns.calls)
@@ -112,6 +113,9 @@ class DecodeStep:
         for call in self.wasted:
             shown.pop(call, None)
         return shown
+
+
+NO_DECODE_STEP = DecodeStep(_Members())
 
 
 class DecodeGroup:
@@ -207,16 +211,7 @@ class DecodeGroup:
         if self._is_changed or not self._rows:
             self._members = _Members.of(self._rows.values()) if self._rows else _Members()
             self._is_changed = False
-        members = self._members
-        step = DecodeStep(members=members)
-        if self._rows:
-            columns, tokens, sources = members.columns, members.sampled, self._sources(running)
-            if sources:
-                tokens = members.unknown if isinstance(sources, range) else _known(members.sampled, sources)
-            step.rows = DecodeRows(
-                columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated, tokens,
-                self._num_formed, columns.num_generated, sources,
-            )  # fmt: skip
+        step = DecodeStep(self._members, self._form_rows(running) if self._rows else NO_DECODES)
         self._num_formed += 1
         self._running.append(step)
         return step
@@ -229,8 +224,6 @@ class DecodeGroup:
         columns, step.members.sampled = step.members.columns, result.token_ids
         deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
         deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
-        for call in step.wasted:
-            _take_back(call)
         over: dict[OpenCall, ErrorInfo | None] = {}
         for place, error in result.errors.items():
             if (call := columns.calls[place]).decoding is self:
@@ -241,6 +234,16 @@ class DecodeGroup:
             if call not in over and self._had_row(call) and _has_ended(call):
                 over[call] = None
         return list(over.items())
+
+    def _form_rows(self, running: Sequence[OpenCall] | None) -> DecodeRows:
+        members, columns = self._members, self._members.columns
+        tokens, sources = members.sampled, self._sources(running)
+        if sources:
+            tokens = members.unknown if isinstance(sources, range) else _known(members.sampled, sources)
+        return DecodeRows(
+            columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated, tokens,
+            self._num_formed, columns.num_generated, sources,
+        )  # fmt: skip
 
     def _had_row(self, call: OpenCall) -> bool:
         """Whether the call, of those that may be over, had a row in the step that is being taken."""

@@ -9,9 +9,9 @@ from typing import TypeAlias
 from loopwright.control.feeds import Feed
 from loopwright.control.moment import Moment
 from loopwright.control.ordering import OpenCall
-from loopwright.control.scheduler import Step
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
+from loopwright.control.step import Step
 from loopwright.core import metrics
 from loopwright.core.instrument import SILENT, Instrument
 from loopwright.core.results import CallTiming

@@ -8,23 +8,22 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from loopwright.control.decoding import DecodeGroup, DecodeStep
+from loopwright.control.decoding import DecodeGroup
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
 from loopwright.control.policies import PolicyName
 from loopwright.control.reads import check_reads
-from loopwright.control.resource_manager import PrivateCopy, ResourceManager
+from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
-from loopwright.core.calls import CopyPage, ShiftKv
+from loopwright.control.step import Step
+from loopwright.core.batch import ForwardRow
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.ids import RunId
 
@@ -69,100 +68,6 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"max_batch_rows {self.max_batch_rows} must be from 1 to below max_batch_tokens {self.max_batch_tokens}"
             )
-
-
-@dataclass(slots=True)
-class Step:
-    """A batch in the making, with the call of each of its entries."""
-
-    block_size: int
-    decoding: DecodeGroup  # what it has when the batch is made is in it
-    before: "Step | None" = None  # the one that runs, if this one is ahead
-    decoded: DecodeStep = field(default_factory=DecodeStep)  # the group's rows, once the batch is made
-    private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
-    copies: list[OpenCall] = field(default_factory=list)
-    shifts: list[OpenCall] = field(default_factory=list)
-    embeds: list[OpenCall] = field(default_factory=list)
-    rows: list[OpenCall] = field(default_factory=list)
-    heads: list[OpenCall] = field(default_factory=list)
-    joined: list[OpenCall] = field(default_factory=list)  # those of them that wait for others of them, in order
-    refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
-    settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
-    batch_rows: list[ForwardRow] = field(default_factory=list)  # of `rows`
-    num_short: int = 0  # the first so many of them are of one token
-    joined_decoding: list[OpenCall] = field(default_factory=list)  # they were not among the decode rows before
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the forward pass."""
-        return len(self.decoding) + len(self.rows)
-
-    @property
-    def num_wasted(self) -> int:
-        """Rows of texts that were over when the step before was; while this one has not been taken."""
-        return len(self.decoded.wasted) + sum(call.is_over for call in self.rows)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to run."""
-        return not self.decoding and not self.calls
-
-    @property
-    def calls(self) -> list[OpenCall]:
-        """All calls of the batch but the decode group's, and those that wait for its private copies."""
-        return [*self.copying, *self.copies, *self.shifts, *self.embeds, *self.rows, *self.heads]
-
-    @property
-    def copying(self) -> list[OpenCall]:
-        """Calls that run once the step has made their private copies, which is all that it does for them."""
-        return list(dict.fromkeys(call for call, _ in self.private))
-
-    def is_copied_from(self, call: OpenCall) -> bool:
-        """Whether the call copies into a block of which a private copy is made: copies of a step have no order."""
-        if not self.private or not isinstance(call.call, CopyPage):
-            return False
-        return any(one.copy.source == call.pages[1].id for _, one in self.private)
-
-    def light_list(self, call: OpenCall) -> list[OpenCall] | None:
-        """Where a call that is no feed belongs; None if it needs no engine."""
-        if isinstance(call.work, EmbedRow):
-            return self.embeds
-        if isinstance(call.work, HeadRow):
-            return self.heads
-        if isinstance(call.call, ShiftKv):
-            return self.shifts
-        return self.copies if isinstance(call.call, CopyPage) else None
-
-    def outcomes(self, result: StepResult) -> Iterable[tuple[OpenCall, RowResult]]:
-        """Each call with what came of it, after all that it waited for."""
-        pairs = chain(
-            zip(self.copies, repeat(_NOTHING)),
-            zip(self.shifts, result.shifts, strict=True),
-            zip(self.embeds, repeat(_NOTHING)),
-            zip(self.rows, result.rows, strict=True),
-            zip(self.heads, result.heads, strict=True),
-        )
-        if not self.joined:
-            return pairs
-        places = {call: place for place, call in enumerate(self.joined, start=1)}
-        return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
-
-    def has(self, call: OpenCall) -> bool:
-        """Whether the batch has something of the call."""
-        return call in self.calls or call in self.decoded.calls
-
-    def batch(self) -> Batch:
-        """To be made once."""
-        before, self.before = self.before, None
-        self.decoded = self.decoding.form(None if before is None else [*before.decoded.calls, *before.rows])
-        return Batch(
-            copies=[*(one.copy for _, one in self.private), *(_block_copy(call) for call in self.copies)],
-            shifts=[_kv_shift(call, self.block_size) for call in self.shifts],
-            embeds=[call.work for call in self.embeds if isinstance(call.work, EmbedRow)],
-            decodes=self.decoded.rows,
-            rows=self.batch_rows,
-            heads=[call.work for call in self.heads if isinstance(call.work, HeadRow)],
-        )
 
 
 class Scheduler:
@@ -234,7 +139,7 @@ class Scheduler:
         """What runs behind the step that runs: all that goes on with what that one samples, and what waits. None if
         something of it could go on only when its result is here: then that would miss a step."""
         self._decoding.end_known()
-        going = self._going_on(running)
+        going = running.going_on()
         if going is None or not (self._decoding or going) or self.suspended or running.private:
             return None
         num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
@@ -275,23 +180,6 @@ class Scheduler:
         self._take_long(step)
         self._take_joining(step)
         return step
-
-    def _going_on(self, running: Step) -> dict[OpenCall, int] | None:
-        """The calls, beside the decode rows, that go on with what the step which runs samples, by the place of their
-        rows there. None if one goes on with more than that."""
-        going: dict[OpenCall, int] = {}
-        for place, call in enumerate(running.rows, start=len(running.decoded)):
-            feed = call.work
-            if call.is_over or call.inbox.is_closed:
-                continue
-            if call.restoring is not None or not isinstance(feed, Feed) or not feed.is_through:
-                return None
-            if isinstance(feed, SegmentFeed):
-                if feed.outlook == "unknown":
-                    return None
-                if feed.outlook in ("steady", "row"):
-                    going[call] = place
-        return going
 
     def _grow_ahead(self, going: Iterable[OpenCall]) -> bool:
         """Gives decode rows, and the others that go on, the pages that they need, if that takes no more than to take
@@ -516,9 +404,6 @@ class Scheduler:
         return not copies
 
 
-_NOTHING = RowResult()
-
-
 def _turn(call: OpenCall) -> int:
     """The longest unserved first; a queue of priority 1 as if it had waited for so many steps more."""
     return call.served_at - call.queue.priority * PRIORITY_STEPS
@@ -536,19 +421,3 @@ def _will_be_short(feed: Feed, row: ForwardRow) -> bool:
     """Whether one input is left after the row: the last of a prompt, or a segment's first sampled token."""
     num_left = feed.num_left - row.num_tokens
     return num_left == 1 or (num_left == 0 and isinstance(feed, SegmentFeed))
-
-
-def _block_copy(call: OpenCall) -> BlockCopy:
-    copy, (source, target) = call.call, call.pages
-    assert isinstance(copy, CopyPage)
-    assert source.id is not None
-    assert target.id is not None
-    return BlockCopy(source.id, target.id, copy.source_offset, copy.target_offset, copy.size)
-
-
-def _kv_shift(call: OpenCall, block_size: int) -> KvShift:
-    """Of the touched pages alone, which is what the call holds."""
-    shift = call.call
-    assert isinstance(shift, ShiftKv)
-    block_ids = [page.id for page in call.pages if page.id is not None]  # what is written has a block
-    return KvShift(block_ids, shift.start % block_size, shift.size, shift.delta)

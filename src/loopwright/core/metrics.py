@@ -145,5 +145,9 @@ STEP_SHAPES = Metric(
 )  # fmt: skip
 FAILED_STEPS = Metric("counter", "failed_steps", "Steps that failed as a whole.", "model")
 
+# What the server keeps by itself.
+RESPONSES_KEPT = Metric("gauge", "num_responses_kept", "Responses that can be asked for again.")
+RESPONSES_KEPT_BYTES = Metric("gauge", "responses_kept_bytes", "What they take, with what they went on from.")
+
 METRICS = {one.name: one for one in list(vars().values()) if isinstance(one, Metric)}
 """All of them, by name, in the order of this file."""

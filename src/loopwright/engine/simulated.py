@@ -4,10 +4,12 @@ Made by compose on an event loop, mostly one of virtual time. Tokens are ids wit
 the study of control: who waits for whom, and how large the batches are.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 
 from loopwright.core.batch import Batch, DecodeResult, DecodeRows, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling
@@ -16,7 +18,7 @@ from loopwright.core.results import Distribution
 from loopwright.core.samplers import StateValue
 from loopwright.core.step_costs import StepCosts
 
-_TOKEN = 1  # sampled wherever it is allowed
+FIRST_TOKEN = 1  # sampled wherever it is allowed, if nobody says which
 
 
 class SimulatedExecutor:
@@ -65,12 +67,12 @@ class SimulatedExecutor:
         future.set_result(answer(batch))
 
 
-def answer(batch: Batch) -> StepResult:
-    """What the simulated device makes of a batch: drafts are right, and each sampled token is the first allowed."""
+def answer(batch: Batch, token: int = FIRST_TOKEN) -> StepResult:
+    """What the simulated device makes of a batch: drafts are right, and `token` is sampled, or the first allowed."""
     return StepResult(
-        decodes=_decode_result(batch.decodes),
-        rows=[_row_result(row) for row in batch.rows],
-        heads=[_head_result(head) for head in batch.heads],
+        decodes=_decode_result(batch.decodes, token),
+        rows=[_row_result(row, token) for row in batch.rows],
+        heads=[_head_result(head, token) for head in batch.heads],
         shifts=[_NOTHING] * len(batch.shifts),
     )
 
@@ -86,53 +88,67 @@ class _UnchangedState:
 
 
 _NOTHING = RowResult()
-_SAMPLED = RowResult((Sampled(_TOKEN, 0.0, ((_TOKEN, 0.0),)),))
 
 
-def _decode_result(rows: DecodeRows) -> DecodeResult:
+@lru_cache(maxsize=16)
+def _sampled(token: int) -> RowResult:
+    return RowResult((Sampled(token, 0.0, ((token, 0.0),)),))
+
+
+def _decode_result(rows: DecodeRows, token: int) -> DecodeResult:
     if not any(one.allowed for one in rows.samplings):
-        return DecodeResult([_TOKEN] * len(rows), [0.0] * len(rows))
-    return DecodeResult.of_rows([_row_result(row) for row in rows.rows()])
+        return DecodeResult([token] * len(rows), [0.0] * len(rows))
+    return DecodeResult.of_rows([_row_result(row, token) for row in rows.rows()])
 
 
-def _row_result(row: ForwardRow) -> RowResult:
+def _row_result(row: ForwardRow, token: int) -> RowResult:
     if row.sampling is None:
         sampled = _NOTHING.sampled
     elif not row.num_drafts and row.allowed_bits is None and row.sampling.allowed is None:
-        sampled = _SAMPLED.sampled
+        sampled = _sampled(token).sampled
     else:
         drafts = row.token_ids[row.num_tokens - row.num_drafts :]
-        sampled = [Sampled(token, 0.0, ((token, 0.0),)) for token in (*drafts, _chosen(row.sampling, row.allowed_bits))]
+        tokens = (*drafts, _chosen(row.sampling, row.allowed_bits, token))
+        sampled = [Sampled(one, 0.0, ((one, 0.0),)) for one in tokens]
     if row.sampler is not None:
         state = row.sampler.state or _UnchangedState(row.sampler.initial)
-        return RowResult(sampled, [_distribution(request) for request in row.distributions], sampler_state=state)
+        distributions = [_distribution(request, token) for request in row.distributions]
+        return RowResult(sampled, distributions, sampler_state=state)
     if not row.distributions:
-        return _SAMPLED if sampled is _SAMPLED.sampled else RowResult(sampled)
-    return RowResult(sampled, [_distribution(request) for request in row.distributions])
+        return _sampled(token) if sampled is _sampled(token).sampled else RowResult(sampled)
+    return RowResult(sampled, [_distribution(request, token) for request in row.distributions])
 
 
-def _head_result(head: HeadRow) -> RowResult:
-    token = None if head.sampling is None else _chosen(head.sampling, None)
-    sampled = () if token is None else (Sampled(token, 0.0, ((token, 0.0),)),)
-    return RowResult(sampled, [_distribution(request) for request in head.distributions])
+def _head_result(head: HeadRow, token: int) -> RowResult:
+    chosen = None if head.sampling is None else _chosen(head.sampling, None, token)
+    sampled = () if chosen is None else (Sampled(chosen, 0.0, ((chosen, 0.0),)),)
+    return RowResult(sampled, [_distribution(request, token) for request in head.distributions])
 
 
-def _chosen(sampling: Sampling, allowed_bits: bytes | None) -> int:
+def _chosen(sampling: Sampling, allowed_bits: bytes | None, token: int) -> int:
     if allowed_bits is not None:
         bits = int.from_bytes(allowed_bits, "little")
         return (bits & -bits).bit_length() - 1
-    return _TOKEN if sampling.allowed is None else min(sampling.allowed)
+    return token if sampling.allowed is None else min(sampling.allowed)
 
 
-def _distribution(request: DistributionRequest) -> Distribution:
-    """All on one token."""
-    token = _TOKEN if request.allowed is None else min(request.allowed)
+def _distribution(request: DistributionRequest, token: int) -> Distribution:
+    """All on one token. Of the k that are asked for, the others have nothing, and take as many bytes as ever."""
+    first = token if request.allowed is None else min(request.allowed)
+    ids, logprobs = _packed(first, request.k if request.allowed is None else 1)
     return Distribution(
-        ids=token.to_bytes(4, "little"),
-        logprobs=bytes(4),
+        ids=ids,
+        logprobs=logprobs,
         covered=1.0,
         tail_mass=0.0,
         truncated=False,
         entropy=0.0 if request.entropy else None,
         allowed_mass=None if request.allowed is None else 1.0,
     )
+
+
+@lru_cache(maxsize=16)
+def _packed(first: int, k: int) -> tuple[bytes, bytes]:
+    """Ids as little-endian int32 and log-probabilities as float32."""
+    ids = array("i", [first, *(one for one in range(k) if one != first)][:k])
+    return ids.tobytes(), array("f", [0.0, *[float("-inf")] * (k - 1)]).tobytes()

@@ -43,7 +43,8 @@ def create_app(
     clock = clock or SystemClock()
     generating = Generating(runs, clock)
     openai = OpenAIRoutes(generating)
-    responses = ResponseRoutes(generating, ResponseStore(clock, kept or ResponsesConfig()))
+    store = ResponseStore(clock, kept or ResponsesConfig())
+    responses = ResponseRoutes(generating, store)
     messages = MessageRoutes(generating)
     programs = ProgramRoutes(runs)
     texts = TextRoutes(generating)
@@ -56,7 +57,7 @@ def create_app(
     routes: list[BaseRoute] = [
         Route("/health", texts.health, methods=["GET"]),
         Route("/ready", texts.ready, methods=["GET"]),
-        Route("/metrics", MetricsRoute(runs).metrics, methods=["GET"]),
+        Route("/metrics", MetricsRoute(runs, store.series).metrics, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),

@@ -5,7 +5,7 @@ another takes its place, and no sum goes down.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -25,8 +25,10 @@ PREFIX = "loopwright:"
 class MetricsRoute:
     """What a Prometheus server talks to."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, own: Callable[[], Sequence[Series]] = tuple) -> None:
+        """`own` is what the server measures beside its runs."""
         self._runs = runs
+        self._own = own
         self._last = NOTHING_MEASURED
         self._registry = CollectorRegistry(auto_describe=False)
         self._collector = _Collector()
@@ -38,7 +40,7 @@ class MetricsRoute:
         measured = await self._runs.metrics()
         gone = {name: tuple(filter(_is_sum, series)) for name, series in self._last.sources.items()}
         self._last = Measured(gone) | measured
-        self._collector.series = [one for series in self._last.sources.values() for one in series]
+        self._collector.series = [*self._own(), *(one for series in self._last.sources.values() for one in series)]
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})
 

@@ -10,6 +10,7 @@ from typing import Any
 from loopwright.core.clock import Clock
 from loopwright.core.errors import NotFound
 from loopwright.core.ids import TenantId
+from loopwright.core.metrics import RESPONSES_KEPT, RESPONSES_KEPT_BYTES, Series
 from loopwright.server.answers import Answer
 from loopwright.server.json_text import encode_json
 from loopwright.server.response_limits import ResponsesConfig
@@ -114,6 +115,13 @@ class ResponseStore:
     @property
     def num_bytes(self) -> int:
         return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    def series(self) -> tuple[Series, ...]:
+        """What is to be measured of it."""
+        return (
+            Series(RESPONSES_KEPT.name, (), self.num_responses),
+            Series(RESPONSES_KEPT_BYTES.name, (), self.num_bytes),
+        )
 
     def check_integrity(self) -> None:
         for shelf in self._shelves.values():

@@ -22,6 +22,7 @@ class Order(msgspec.Struct, frozen=True):
     technique: str
     inputs: list[list[dict[str, object]]]
     program: str | None = None
+    round_trip_s: float = 0.0  # what a network would take there and back, for each request
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -49,6 +50,8 @@ async def drive(url: str, model: str) -> None:
 async def follow(order: Order, endpoints: list[Endpoint]) -> Timing:
     """Each request has connections of its own, as users have."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    for api in endpoints:
+        api.round_trip_s = order.round_trip_s
     await all_of(request(order, inputs, api) for inputs, api in zip(order.inputs, endpoints, strict=False))
     return Timing(time.perf_counter() - started_s, time.process_time() - started_cpu_s)
 

@@ -4,6 +4,7 @@ Connections are kept alive and opened before anything is timed. The HTTP is http
 package stand on, without what these put on top. Used by the driver.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ class Endpoint:
     def __init__(self, url: str, model: str) -> None:
         self._url = url
         self._model = model
+        self.round_trip_s = 0.0  # added to each request, as if the server were so far away
         self._pool = httpcore.AsyncConnectionPool(
             max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_S
         )
@@ -82,17 +84,28 @@ class Endpoint:
         return answer["result"]
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
-        """The answer's body. Raises Unavailable when the status is not 200."""
-        response = await self._pool.request(
-            "POST",
-            self._url + path,
-            headers={"content-type": "application/json"},
-            content=msgspec.json.encode(body),
-            extensions={"timeout": TIMEOUTS},
-        )
+        """The answer's body. Raises Unavailable when the status is not 200.
+
+        A kept connection may be closed by the server just when it is used again: then another one is taken, once."""
+        if self.round_trip_s:
+            await asyncio.sleep(self.round_trip_s)
+        content = msgspec.json.encode(body)
+        try:
+            response = await self._post(path, content)
+        except (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError):
+            response = await self._post(path, content)
         if response.status != 200:
             raise Unavailable(f"{path} answered {response.status}: {response.content[:500].decode(errors='replace')}")
         return msgspec.json.decode(response.content)
+
+    async def _post(self, path: str, content: bytes) -> httpcore.Response:
+        return await self._pool.request(
+            "POST",
+            self._url + path,
+            headers={"content-type": "application/json"},
+            content=content,
+            extensions={"timeout": TIMEOUTS},
+        )
 
     async def open(self) -> None:
         """Opens a connection, so that the first request need not."""

@@ -66,14 +66,15 @@ class Driver:
         self._system = system
         self._numbers = _numbers()
 
-    async def ask(self, case: Case, side: Side, num_requests: int) -> dict[Metric, float]:
-        """The values of so many requests at once, by metric; `latency_s` is how long all of them took."""
+    async def ask(self, case: Case, side: Side, num_requests: int, round_trip_s: float = 0.0) -> dict[Metric, float]:
+        """The values of so many requests at once, by metric; `latency_s` is how long all of them took. With a round
+        trip each HTTP request takes so much longer, as over a network."""
         inputs = [case.inputs(next(self._numbers)) for _ in range(num_requests)]
         if side == "client":
             inputs = [[{name: value for name, value in one[0].items() if name != "role"}] for one in inputs]
         program = case.program if side == "program" else None
         before, before_cpu_s = await self._system.control.stats(), time.process_time()
-        timing = await self._follow(Order(case.technique, inputs, program))
+        timing = await self._follow(Order(case.technique, inputs, program, round_trip_s))
         after, server_cpu_s = await self._system.control.stats(), time.process_time() - before_cpu_s
         return _values(timing, before, after, num_requests) | {SERVER_CPU_MS: 1e3 * server_cpu_s / num_requests}
 

@@ -111,7 +111,6 @@ class Launched:
         for row, result in self._known.items():
             if row >= num:
                 continue
-            errors.pop(row, None)
             if result.error is not None:
                 errors[row] = result.error
             else:

@@ -34,7 +34,7 @@ class MemoryPlan:
         """`max_tokens` and `max_rows` are those of a step."""
         weights = sum(prod(spec.shape) for spec in find_architecture(config.architecture).weights(config))
         token = 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
-        logits = 4 * 3 * config.vocab_size * max(max_rows, 64)
+        logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         return cls(weights * dtype.itemsize, max_tokens * token + logits + _WORKSPACES, kv * BLOCK_SIZE, free_bytes)
 

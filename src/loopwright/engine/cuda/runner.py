@@ -37,7 +37,6 @@ class DeviceRunner(ModelRunner):
         self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(parts.decoder, parts.operations, max_rows=max_rows, max_blocks=max_blocks)
-        self._operations = parts.operations
         self._before: Launched | None = None  # the batch before, unless it failed
         self._samplings: tuple[Sequence[Sampling], RowSamplings] | None = None  # of the decode rows that ran last
         self._drawn: list[Tensor] = []  # outputs [3, rows] of the prompts of this batch
@@ -122,7 +121,7 @@ class DeviceRunner(ModelRunner):
             samplings = self._columns(decodes, singles)
             sampled = None if before is None else before.sampled
             logits = self._steps.forward(decodes, singles, sampled, is_greedy=samplings.is_greedy)
-            is_open = [] if samplings.is_greedy else self._sample(logits, samplings)
+            is_open = [] if samplings.is_greedy else self._steps.draw(logits, samplings)
             asked = self._answer_some(decodes, singles, sorted({*samplings.special, *is_open}), logits, before)
             self._note(asked)
         except BaseException:
@@ -150,15 +149,6 @@ class DeviceRunner(ModelRunner):
         own = [row.sampling if _is_plain(row) else _GREEDY for row in singles]
         found = RowSamplings.of([*decodes.samplings, *(one or _GREEDY for one in own)], self._device)
         return found.with_special([len(decodes) + place for place, row in enumerate(singles) if not _is_plain(row)])
-
-    def _sample(self, logits: Tensor, samplings: RowSamplings) -> list[int]:
-        """Writes what is drawn to the outputs, which are the next step's inputs. Which rows it could not do."""
-        buffers, num_rows = self._steps.buffers, len(logits)
-        drawn = draw_rows(logits, samplings, self._steps.tables.positions[:num_rows])
-        buffers.outputs[:, :num_rows] = drawn.outputs(logits)
-        buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
-        self._operations.advance(buffers, num_rows)
-        return drawn.open_rows()
 
     def _answer_some(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int], logits: Tensor,

@@ -27,7 +27,8 @@ class RowSamplings:
     special: tuple[int, ...]
     is_greedy: bool  # of all other rows, with raw log-probabilities: the likeliest token will do
     seeds: NDArray[np.uint64]
-    wide: Tensor  # rows that draw from the whole vocabulary, int64
+    is_wide: Tensor  # [num_rows] booleans: draws from the whole vocabulary
+    has_wide: bool
     may_overflow: bool  # a nucleus, or what ties with the k-th, may have more than MAX_CANDIDATES
     temperatures: Tensor  # [num_rows, 1] float64; 1 for greedy rows, as they do not divide
     greedy: Tensor  # [num_rows] booleans, as the next
@@ -44,12 +45,13 @@ class RowSamplings:
         is_greedy = [one.temperature == 0 for one in samplings]
         special = tuple(row for row, one in enumerate(samplings) if is_special(one))
         plain = [one for one in samplings if not is_special(one)]
-        wide = [row for row, one in enumerate(samplings) if one.temperature > 0 and not _is_narrow(one)]
+        wide = [one.temperature > 0 and not _is_narrow(one) for one in samplings]
         return cls(
             special=special,
             is_greedy=all(one.temperature == 0 and one.logprobs == "raw" for one in plain),
             seeds=np.array([one.seed for one in samplings], np.uint64),
-            wide=torch.tensor(wide, dtype=torch.int64).to(device),
+            is_wide=torch.tensor(wide).to(device),
+            has_wide=any(wide),
             may_overflow=any(one.temperature > 0 and (one.top_k or one.top_p < 1) for one in plain),
             temperatures=torch.tensor([[one.temperature or 1.0] for one in samplings], dtype=torch.float64).to(device),
             greedy=torch.tensor(is_greedy).to(device),
@@ -58,6 +60,10 @@ class RowSamplings:
             top_p=column("top_p", torch.float64),
             min_p=column("min_p", torch.float64),
         )
+
+    def numbers(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
+        """What draws are made with: [num_rows], by seed and position."""
+        return uniforms(self.seeds, positions)
 
     def with_special(self, rows: Sequence[int]) -> "RowSamplings":
         """The same, with more special rows."""
@@ -109,7 +115,12 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
         best = logits.argmax(-1)
         nothing = torch.zeros_like(samplings.greedy)
         return Drawn(best, _logprobs(logits, best, samplings, None), nothing, may_be_open=False)
-    numbers = torch.from_numpy(uniforms(samplings.seeds, positions)).to(logits.device)
+    return draw_with(logits, samplings, torch.from_numpy(samplings.numbers(positions)).to(logits.device))
+
+
+def draw_with(logits: Tensor, samplings: RowSamplings, numbers: Tensor) -> Drawn:
+    """`draw_rows` with the numbers of the draws, float64 [num_rows], in [0, 1). What is launched does not depend on
+    what the tensors hold."""
     top, best = logits.max(-1, keepdim=True)  # of equal values, the first
     chosen, totals = best[:, 0], torch.ones_like(numbers)
     is_open = torch.zeros_like(samplings.greedy)
@@ -121,15 +132,15 @@ def draw_rows(logits: Tensor, samplings: RowSamplings, positions: NDArray[np.int
         ordered = torch.where(is_kept, weights, 0.0).gather(1, order)
         chosen = ids.gather(1, order.gather(1, draw_each(ordered, numbers)[:, None]))[:, 0]
         totals = ordered.sum(-1)
-    if len(samplings.wide):
-        rows = samplings.wide
-        all_weights = _weights(logits[rows], top[rows], samplings.temperatures[rows])
-        all_weights = torch.where(all_weights >= samplings.min_p[rows], all_weights, 0.0)
-        chosen = chosen.index_copy(0, rows, draw_each(all_weights, numbers[rows]))
-        totals = totals.index_copy(0, rows, all_weights.sum(-1))
+    if samplings.has_wide:
+        all_weights = _weights(logits, top, samplings.temperatures)
+        all_weights = torch.where(all_weights >= samplings.min_p, all_weights, 0.0)
+        chosen = torch.where(samplings.is_wide, draw_each(all_weights, numbers), chosen)
+        totals = torch.where(samplings.is_wide, all_weights.sum(-1), totals)
     chosen = torch.where(samplings.greedy, best[:, 0], chosen)
     logprobs = _logprobs(logits, chosen, samplings, (top[:, 0], totals))
-    return Drawn(chosen, logprobs, is_open & ~samplings.greedy, samplings.may_overflow)
+    is_open = is_open & ~samplings.greedy & ~samplings.is_wide
+    return Drawn(chosen, logprobs, is_open, samplings.may_overflow)
 
 
 def ordered_top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,9 @@ from torch import Tensor
 from loopwright.core.batch import DecodeRows, ForwardRow
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
+from loopwright.engine.cuda.draws import CapturedDraws
 from loopwright.engine.cuda.operations import Operations
+from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
 from loopwright.engine.cuda.tables import Changes, RowTables
 
 Report = Callable[[str, float | None], None]
@@ -43,6 +45,7 @@ class DecodeSteps:
         scratch = decoder.cache.scratch_block
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
+        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance)
         self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
 
@@ -59,6 +62,7 @@ class DecodeSteps:
             report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
+            self._draws.capture(size, self._graphs[size].result, lambda run: _capture(run, pool))
         torch.cuda.synchronize()
 
     def forward(
@@ -80,6 +84,21 @@ class DecodeSteps:
             logits = self._decode_greedily(size) if is_greedy else self._decoder.decode(self.buffers, size)
         self.tables.ran()
         return logits[:num_rows]
+
+    def draw(self, logits: Tensor, samplings: RowSamplings) -> list[int]:
+        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs. Which
+        rows it could not do."""
+        buffers, num_rows = self.buffers, len(logits)
+        positions = self.tables.positions[:num_rows]
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        still_open = self._draws.draw(size, samplings, positions)
+        if still_open is not None:
+            return still_open
+        drawn = draw_rows(logits, samplings, positions)
+        buffers.outputs[:, :num_rows] = drawn.outputs(logits)
+        buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
+        self._operations.advance(buffers, num_rows)
+        return drawn.open_rows()
 
     def _decode_greedily(self, size: int) -> Tensor:
         logits = self._decoder.decode(self.buffers, size)

@@ -1,0 +1,85 @@
+"""Agents that call tools, as programs beside the model and as clients at a distance of it. Run by `command`.
+
+The paper's ReACT load at `--scale paper`: 128 agents at once, 8 calls of a tool that takes 100 ms, 16 tokens between.
+The client keeps its connections, and the server's prefix cache is on. Cases `round_trip_ms=20/agents=N`: what a network
+takes there and back, which the client pays for each of its requests and a program once. `gain` is how many times as
+many agents a second are served as programs; `predicted_gain` is what arithmetic says, from the times without a network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from loopwright.bench.opened import opened
+from loopwright.bench.rows import LATENCY_S, REQUESTS_PER_S, Metric, Row, case_name, measured
+from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
+from loopwright.bench.techniques.cases import Case, make_cases
+from loopwright.bench.techniques.suite import PEER, SIDES, Driver, Side, driving
+
+ROUND_TRIPS_MS = (0, 20, 100)
+GAIN = Metric("gain", "×", lower_is_better=False)
+PREDICTED_GAIN = Metric("predicted_gain", "×", lower_is_better=False)
+
+_SUITE = "agents"
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Seconds until all agents were done, by side, in each round."""
+
+    program: list[float]
+    client: list[float]
+
+    @property
+    def gain(self) -> float:
+        """The median of the rounds' own ratios."""
+        return median(theirs / ours for ours, theirs in zip(self.program, self.client, strict=True))
+
+
+async def measure(options: Options, open_system: OpenSystem) -> Measured:
+    case = make_cases(options.scale or ("small" if options.device is None else "paper"))["react"]
+    async with opened(options, open_system, prefix_cache=True) as system, driving(system, [case]) as driver:
+        found = {ms: await measure_at(driver, case, ms / 1e3, options.num_rounds) for ms in ROUND_TRIPS_MS}
+    return Measured(rows=tuple(rows_of(case, found)), workload={})
+
+
+SUITE = Suite(name=_SUITE, title="bench agents: ReACT as programs, and by clients at a distance", measure=measure)
+
+
+async def measure_at(driver: Driver, case: Case, round_trip_s: float, num_rounds: int) -> Elapsed:
+    """Both sides, which take turns in who is first."""
+    for side in SIDES:
+        await driver.ask(case, side, 1, round_trip_s)  # warm-up
+    elapsed_s: dict[Side, list[float]] = {side: [] for side in SIDES}
+    for number in range(num_rounds):
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+            values = await driver.ask(case, side, case.num_requests, round_trip_s)
+            elapsed_s[side].append(values[LATENCY_S])
+    return Elapsed(elapsed_s["program"], elapsed_s["client"])
+
+
+def predicted_gain(near: Elapsed, num_requests: int, round_trip_s: float) -> float:
+    """Of clients at a distance, each of whose `num_requests` goes there and back, where a program's one does."""
+    return (median(near.client) + num_requests * round_trip_s) / (median(near.program) + round_trip_s)
+
+
+def rows_of(case: Case, found: dict[int, Elapsed]) -> list[Row]:
+    """Rows of each distance; the first one is without a network."""
+    calls: Any = case.arguments["calls"]
+    near = found[ROUND_TRIPS_MS[0]]
+    rows: list[Row] = []
+    for ms, elapsed in found.items():
+        name = case_name(round_trip_ms=ms, agents=case.num_requests)
+        per_s, client_per_s = (_rates(one, case.num_requests) for one in (elapsed.program, elapsed.client))
+        rows += [
+            measured(_SUITE, name, REQUESTS_PER_S, per_s).against(PEER, median(client_per_s), elapsed.gain),
+            measured(_SUITE, name, LATENCY_S, elapsed.program).against(PEER, median(elapsed.client)),
+            measured(_SUITE, name, GAIN, [elapsed.gain]),
+            measured(_SUITE, name, PREDICTED_GAIN, [predicted_gain(near, calls, ms / 1e3)]),
+        ]
+    return rows
+
+
+def _rates(elapsed_s: Sequence[float], num_agents: int) -> list[float]:
+    return [num_agents / one_s for one_s in elapsed_s]

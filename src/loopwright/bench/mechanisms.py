@@ -1,0 +1,161 @@
+"""What a token costs by who decides about it: the engine's bare loop, a segment, a traced sampler, a watching program,
+and one in its sandbox that takes every token from a distribution. Run by `command`.
+
+It is the Pie paper's Table 4, taken apart. Cases `mechanism=NAME/n=32` are the time from token to token of 32 texts at
+once, greedy, in steady decode; the ratio is over the bare loop, in rounds that take turns, and `added_ms` what is on
+top. `program` reads the 256 most probable tokens, packed, and chooses one; `program_segment` is the same sandbox around
+one segment. With `--workers N` these two run in N processes, and control and engine in one of their own.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TypeAlias
+
+from loopwright.bench.bare_loop import bare_loop
+from loopwright.bench.decode import make_prompts
+from loopwright.bench.live import result_of
+from loopwright.bench.opened import opened, opened_workers
+from loopwright.bench.rows import Metric, Row, case_name, measured
+from loopwright.bench.sessions import Caller, by_sampler, by_segment, by_streaming, by_watching
+from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
+from loopwright.bench.together import all_of
+from loopwright.core.clock import Clock, SystemClock
+from loopwright.core.errors import BadRequest, InternalError
+from loopwright.core.runs import Runs, RunSpec
+
+TPOT_MS = Metric("tpot_ms", "ms", lower_is_better=True)
+ADDED_MS = Metric("added_ms", "ms", lower_is_better=True)
+
+NUM_TEXTS = 32
+NUM_TOKENS_IN = 128
+NUM_FEW, NUM_MORE = 8, 96
+PAPER = {"segment": "+2.39 % (8B), +5.64 % (3B), +11.41 % (1B)"}
+PROGRAMS = {
+    "program_segment": """
+from loopwright import Context
+
+async def main(tokens: int) -> int:
+    ctx = Context()
+    ctx.append("Once upon a time there was a clock that " * 12)
+    turn = await ctx.generate(max_tokens=tokens, ignore_eos=True)
+    return len(turn.tokens)
+""",
+    "program": """
+from loopwright import Context
+
+async def main(tokens: int) -> int:
+    ctx = Context()
+    ctx.append("Once upon a time there was a clock that " * 12)
+    for _ in range(tokens):
+        dist = await ctx.next_dist(256)
+        ctx.accept(dist.ids[0])
+    return tokens
+""",
+}
+
+Generate: TypeAlias = Callable[[int], Awaitable[None]]
+"""Makes so many tokens of each text."""
+
+_SUITE = "mechanisms"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much a measurement is."""
+
+    num_texts: int = NUM_TEXTS
+    num_more: int = NUM_MORE
+    num_rounds: int = 5
+
+
+async def measure(options: Options, open_system: OpenSystem) -> Measured:
+    if options.device and options.num_workers:
+        raise BadRequest("a simulated device is in this process", hint="leave out --workers", field="workers")
+    load = Load(num_rounds=options.num_rounds)
+    values: dict[str, list[float]] = {}
+    async with opened(options, open_system) as system:
+        values |= await tpots_s(engine_side(system, load), SystemClock(), load)
+        if not options.num_workers:
+            values |= await tpots_s(program_side(system.runs, load), SystemClock(), load)
+    if options.num_workers:
+        async with opened_workers(options) as runs:
+            values |= await tpots_s(program_side(runs, load), SystemClock(), load)
+    return Measured(rows=tuple(rows_of(values, load)), workload={})
+
+
+SUITE = Suite(name=_SUITE, title="bench mechanisms: time per token by who decides about it", measure=measure)
+
+
+def engine_side(system: System, load: Load) -> dict[str, Generate]:
+    """The ways that need no sandbox, by name."""
+    prompts = make_prompts(load.num_texts, system.control.models()[0].vocab_size)
+
+    async def bare(num_tokens: int) -> None:
+        tokens = await bare_loop(system.executor, prompts, num_tokens)
+        if any(len(one) != num_tokens for one in tokens):
+            raise InternalError(f"the bare loop gave {[len(one) for one in tokens]} tokens, not {num_tokens} each")
+
+    async def by(program: Callable[..., Awaitable[None]], num_tokens: int) -> None:
+        async def one(number: int) -> None:
+            with Caller(system.control, f"mechanisms-{number}") as caller:
+                await program(caller, num_tokens, prompt_len=NUM_TOKENS_IN)
+
+        await all_of(one(number) for number in range(load.num_texts))
+
+    return {
+        "bare": bare,
+        "segment": partial(by, by_segment),
+        "streamed": partial(by, by_streaming),
+        "sampler": partial(by, by_sampler),
+        "watched": partial(by, by_watching),
+    }
+
+
+def program_side(runs: Runs, load: Load) -> dict[str, Generate]:
+    """The ways in a sandbox, by name."""
+
+    async def run(name: str, num_tokens: int) -> None:
+        spec = RunSpec(source=PROGRAMS[name], filename=f"{name}.py", arguments={"tokens": num_tokens})
+
+        async def one() -> None:
+            if (done := await result_of(runs, await runs.start(spec))) != num_tokens:
+                raise InternalError(f"{name} made {done} of {num_tokens} tokens")
+
+        await all_of(one() for _ in range(load.num_texts))
+
+    return {name: partial(run, name) for name in PROGRAMS}
+
+
+async def tpots_s(sides: dict[str, Generate], clock: Clock, load: Load) -> dict[str, list[float]]:
+    """Seconds from token to token by each way, in rounds that take turns: what more tokens take than few."""
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for generate in sides.values():
+        await generate(NUM_FEW)  # warm-up
+    for _ in range(load.num_rounds):
+        for name, generate in sides.items():
+            elapsed_s: list[float] = []
+            for num_tokens in (NUM_FEW, NUM_FEW + load.num_more):
+                started_s = clock.now_s()
+                await generate(num_tokens)
+                elapsed_s.append(clock.now_s() - started_s)
+            values[name].append((elapsed_s[1] - elapsed_s[0]) / load.num_more)
+    return values
+
+
+def rows_of(values: dict[str, list[float]], load: Load) -> list[Row]:
+    """Each way beside the bare loop."""
+    bare = values["bare"]
+    rows: list[Row] = []
+    for name, found in values.items():
+        case = case_name(mechanism=name, n=load.num_texts)
+        row = measured(_SUITE, case, TPOT_MS, [1e3 * one for one in found], PAPER.get(name))
+        if name == "bare":
+            rows.append(row)
+            continue
+        ratios = [one / of_bare for one, of_bare in zip(found, bare, strict=True)]
+        rows.append(row.against("bare", 1e3 * median(bare), median(ratios)))
+        added_ms = [1e3 * (one - of_bare) for one, of_bare in zip(found, bare, strict=True)]
+        rows.append(measured(_SUITE, case, ADDED_MS, added_ms))
+    return rows
