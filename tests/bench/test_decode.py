@@ -3,7 +3,14 @@
 import pytest
 from bench_fakes import FakeControl, FakeRuns, FakeSystem, cases
 
-from loopwright.bench.decode import NUM_TOKENS_IN, floor_rows, make_prompts, measure_batches, run_batch
+from loopwright.bench.decode import (
+    NUM_TOKENS_IN,
+    floor_rows,
+    make_prompts,
+    measure_batches,
+    measure_prompts,
+    run_batch,
+)
 from loopwright.core.calls import Generate
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import InternalError
@@ -33,6 +40,15 @@ async def test_the_rows_are_speed_and_first_token_of_each_batch_size():
     rows = await measure_batches(FakeControl(clock, step_s=0.5), clock, num_rounds=2)
     assert cases(rows) == [(f"batch={size}", metric) for size in (1, 8, 32) for metric in ("tokens_per_s", "ttft_ms")]
     assert [row.value for row in rows] == [2.0, 500.0, 16.0, 500.0, 64.0, 500.0]
+
+
+async def test_a_long_prompt_counts_its_tokens_until_its_first_token():
+    clock = FakeClock()
+    control = FakeControl(clock, step_s=0.5)
+    rows = await measure_prompts(control, clock, num_rounds=2)
+    assert [(row.case, row.value, row.runs) for row in rows] == [("prompt=512", 1024, 2), ("prompt=2048", 4096, 2)]
+    segments = [call for session in control.sessions for call in session.calls if isinstance(call, Generate)]
+    assert [(len(one.tokens), one.max_tokens) for one in segments] == [(512, 1)] * 2 + [(2048, 1)] * 2
 
 
 async def test_a_segment_that_ends_early_is_no_measurement():

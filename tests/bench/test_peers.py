@@ -8,6 +8,8 @@ import pytest
 from loopwright.bench import peers
 from loopwright.bench.rows import PeerValue
 from loopwright.core.errors import Unavailable
+from loopwright.engine.byte_model import byte_model
+from loopwright.engine.model_files import write_hf_folder
 
 
 @pytest.fixture
@@ -50,6 +52,15 @@ def test_every_peers_module_and_extra_exist():
     for peer in peers.PEERS.values():
         assert Path(peers.__file__).with_name(peer.module.rpartition(".")[2] + ".py").is_file()
         assert f"{peer.extra} = [" in project
+
+
+@pytest.mark.parametrize("name", ["transformers", "onednn"])
+async def test_what_computes_with_torch_reads_a_folder_and_times_its_prompts(name, tmp_path: Path):
+    write_hf_folder(byte_model(), tmp_path)
+    workload = {"model_path": str(tmp_path), "num_threads": 1, "num_rounds": 2, "long_prompts": [[7] * 20, [9] * 50]}
+    values = await peers.measure(peers.find(name), "decode", workload)
+    assert [(one.case, one.metric) for one in values] == [("prompt=20", "tokens_per_s"), ("prompt=50", "tokens_per_s")]
+    assert all(one.value > 0 for one in values)
 
 
 def test_an_installed_package_is_found():

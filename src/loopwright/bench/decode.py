@@ -2,7 +2,8 @@
 
 It opens one session of control for each sequence and submits one greedy segment in each, so what is measured is the
 scheduler, the batches and the model. Run by `command`. Cases: `batch=N`, sequences that start together, 128 tokens in
-and 128 out, no stop; `case=floor/batch=N`, what memory bandwidth allows at best.
+and 128 out, no stop; `case=floor/batch=N`, what memory bandwidth allows at best; `prompt=N`, the tokens of
+one long prompt over the time to its first token.
 """
 
 import random
@@ -24,6 +25,7 @@ from loopwright.core.results import Progress, Segment
 BATCH_SIZES = (1, 8, 32)
 NUM_TOKENS_IN = 128
 NUM_TOKENS_OUT = 128
+PROMPT_LENGTHS = (512, 2048)
 
 _QUEUE = QueueName(0)
 _CREATE, _GENERATE = CallId(1), CallId(2)
@@ -42,8 +44,10 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
     clock = SystemClock()
     async with open_system(options.model) as system:
         rows = await measure_batches(system.control, clock, options.num_rounds)
+        rows += await measure_prompts(system.control, clock, options.num_rounds)
         rows += floor_rows(system, read_bandwidth(clock, system.num_threads))
-        prompts = make_prompts(max(BATCH_SIZES), system.control.models()[0].vocab_size)
+        vocab_size = system.control.models()[0].vocab_size
+        prompts = make_prompts(max(BATCH_SIZES), vocab_size)
         workload = {
             "model_path": str(system.model_path),
             "dtype": system.dtype,
@@ -52,6 +56,7 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
             "batch_sizes": BATCH_SIZES,
             "num_tokens_out": NUM_TOKENS_OUT,
             "prompts": prompts,
+            "long_prompts": [make_tokens(n, vocab_size, seed=n) for n in PROMPT_LENGTHS],
         }
     return Measured(rows=tuple(rows), workload=workload)
 
@@ -76,6 +81,17 @@ async def measure_batches(control: Control, clock: Clock, num_rounds: int) -> li
     return rows
 
 
+async def measure_prompts(control: Control, clock: Clock, num_rounds: int) -> list[Row]:
+    """Rows of the `prompt=N` cases: tokens of one prompt alone, a second, until its first token came."""
+    vocab_size, rows = control.models()[0].vocab_size, list[Row]()
+    for length in PROMPT_LENGTHS:
+        prompt = make_tokens(length, vocab_size, seed=length)
+        timings = [await run_batch(control, clock, [prompt], num_out=1) for _ in range(num_rounds)]
+        speeds = [length / one.ttft_s for one in timings]
+        rows.append(measured("decode", case_name(prompt=length), TOKENS_PER_S, speeds))
+    return rows
+
+
 def floor_rows(system: System, bandwidth: float) -> list[Row]:
     """The most tokens a second that reading every weight once a step allows, at `bandwidth` bytes a second. KV and
     activations are not counted, and where the batch makes the step compute-bound the floor is far away."""
@@ -86,20 +102,22 @@ def floor_rows(system: System, bandwidth: float) -> list[Row]:
     ]
 
 
-async def run_batch(control: Control, clock: Clock, prompts: Sequence[Sequence[int]]) -> BatchTiming:
+async def run_batch(
+    control: Control, clock: Clock, prompts: Sequence[Sequence[int]], num_out: int = NUM_TOKENS_OUT
+) -> BatchTiming:
     """Runs all prompts at once, each in a session of its own. Raises what a segment fails with."""
     sessions = [control.open(RunId(f"bench-{index}"), ControlLimits()) for index in range(len(prompts))]
     try:
         started_s = clock.now_s()
         first_tokens_s = await all_of(
-            _generate(session, prompt, clock) for session, prompt in zip(sessions, prompts, strict=True)
+            _generate(session, prompt, num_out, clock) for session, prompt in zip(sessions, prompts, strict=True)
         )
         elapsed_s = clock.now_s() - started_s
     finally:
         for session in sessions:
             session.close()
     ttft_s = median(first_tokens_s) - started_s
-    return BatchTiming(tokens_per_s=len(prompts) * NUM_TOKENS_OUT / elapsed_s, ttft_s=ttft_s)
+    return BatchTiming(tokens_per_s=len(prompts) * num_out / elapsed_s, ttft_s=ttft_s)
 
 
 def make_prompts(num_prompts: int, vocab_size: int) -> list[list[int]]:
@@ -114,10 +132,10 @@ def make_tokens(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
     return [draw.randrange(first_id, vocab_size) for _ in range(num_tokens)]
 
 
-async def _generate(session: Session, prompt: Sequence[int], clock: Clock) -> float:
+async def _generate(session: Session, prompt: Sequence[int], num_out: int, clock: Clock) -> float:
     """Runs one segment to its end and returns when its first token came."""
     session.submit(_CREATE, CreateQueue(queue=_QUEUE))
-    session.submit(_GENERATE, _segment(prompt))
+    session.submit(_GENERATE, _segment(prompt, num_out))
     first_token_s: float | None = None
     while True:
         for completion in await session.receive():
@@ -126,12 +144,12 @@ async def _generate(session: Session, prompt: Sequence[int], clock: Clock) -> fl
             if first_token_s is None and isinstance(completion.result, Progress | Segment):
                 first_token_s = clock.now_s()
             if isinstance(completion.result, Segment):
-                _check(completion.result)
+                _check(completion.result, num_out)
                 assert first_token_s is not None
                 return first_token_s
 
 
-def _segment(prompt: Sequence[int]) -> Generate:
+def _segment(prompt: Sequence[int], num_out: int) -> Generate:
     return Generate(
         queue=_QUEUE,
         pages=(),
@@ -140,11 +158,11 @@ def _segment(prompt: Sequence[int]) -> Generate:
         tokens=tuple(prompt),
         positions=tuple(range(len(prompt))),
         sampling=Sampling(temperature=0.0),
-        max_tokens=NUM_TOKENS_OUT,
+        max_tokens=num_out,
         progress=True,
     )
 
 
-def _check(segment: Segment) -> None:
-    if len(segment.tokens) != NUM_TOKENS_OUT:
-        raise InternalError(f"a segment without stop gave {len(segment.tokens)} of {NUM_TOKENS_OUT} tokens")
+def _check(segment: Segment, num_out: int) -> None:
+    if len(segment.tokens) != num_out:
+        raise InternalError(f"a segment without stop gave {len(segment.tokens)} of {num_out} tokens")

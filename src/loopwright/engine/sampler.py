@@ -219,14 +219,13 @@ def _adjusted(logits: Tensor, sampling: Sampling, generated: Sequence[int]) -> T
     logits = logits.clone()
     if sampling.has_penalties:
         written = torch.tensor((*sampling.generated, *generated), dtype=torch.int64, device=logits.device)
-        counts = torch.bincount(written, minlength=len(logits))
-        is_seen = counts > 0
-        is_seen[torch.tensor(sampling.seen, dtype=torch.int64, device=logits.device)] = True
+        seen = torch.cat([written, torch.tensor(sampling.seen, dtype=torch.int64, device=logits.device)])
         penalty = sampling.repetition_penalty
-        wide = logits.double()  # in float32 a penalty can be zero
-        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-MAX_LOGIT, MAX_LOGIT).float()
-        logits = torch.where(is_seen, penalized, logits)
-        logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+        wide = logits[seen].double()  # in float32 a penalty can be zero
+        penalized = torch.where(wide < 0, wide * penalty, wide / penalty).clamp(-MAX_LOGIT, MAX_LOGIT)
+        logits[seen] = penalized.float()  # of a token that was seen twice, the same value twice
+        counts = torch.bincount(written, minlength=len(logits))[written]
+        logits[written] = logits[written] - (sampling.presence_penalty + sampling.frequency_penalty * counts)
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += bias
     return logits

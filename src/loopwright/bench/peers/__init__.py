@@ -33,6 +33,8 @@ PEERS = {
     for peer in (
         Peer("pie-server", "loopwright.bench.peers.pie_server", "pie", "peer-pie-server", ("launch",)),
         Peer("llama-cpp", "loopwright.bench.peers.llamacpp", "llama_cpp", "peer-llama-cpp", ("decode",)),
+        Peer("transformers", "loopwright.bench.peers.transformers", "transformers", "peer-transformers", ("decode",)),
+        Peer("onednn", "loopwright.bench.peers.onednn", "transformers", "peer-transformers", ("decode",)),
     )
 }
 

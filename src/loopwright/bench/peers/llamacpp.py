@@ -41,6 +41,10 @@ def main(workload: dict[str, Any]) -> list[dict[str, object]]:
         case = f"batch={batch_size}"
         values.append({"case": case, "metric": "tokens_per_s", "value": median(speeds)})
         values.append({"case": case, "metric": "ttft_ms", "value": median(ttfts_ms)})
+    for prompt in workload["long_prompts"]:
+        _, ttfts_ms = measure_batch(model, {**workload, "num_tokens_out": 1}, [prompt])
+        speed = 1e3 * len(prompt) / median(ttfts_ms)
+        values.append({"case": f"prompt={len(prompt)}", "metric": "tokens_per_s", "value": speed})
     return values
 
 
@@ -63,8 +67,9 @@ def measure_batch(
     """Tokens a second and milliseconds to the first token (median over the sequences), one of each for every round."""
     num_out = int(workload["num_tokens_out"])
     parameters = llama.llama_context_default_params()
-    parameters.n_ctx = sum(len(prompt) + num_out for prompt in prompts)
-    parameters.n_batch = parameters.n_ubatch = max(512, len(prompts))
+    parameters.n_ctx = sum(len(prompt) + max(num_out, 8) for prompt in prompts)
+    parameters.n_batch = max(512, *map(len, prompts))
+    parameters.n_ubatch = 512
     parameters.n_seq_max = len(prompts)
     parameters.n_threads = parameters.n_threads_batch = int(workload["num_threads"])
     context = llama.llama_init_from_model(model, parameters)
@@ -88,7 +93,7 @@ def measure_batch(
 def generate(context: Pointer, prompts: Sequence[Sequence[int]], num_out: int, vocab_size: int) -> list[float]:
     """Runs all prompts and `num_out` greedy tokens of each; returns when each sequence had its first token."""
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
-    batch = llama.llama_batch_init(max(512, len(prompts)), 0, 1)
+    batch = llama.llama_batch_init(max(512, len(prompts), *map(len, prompts)), 0, 1)
     tokens: list[int] = []
     first_tokens_s: list[float] = []
     try:
