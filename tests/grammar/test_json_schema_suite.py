@@ -3,6 +3,8 @@
 import json
 import random
 from collections import Counter
+from datetime import date
+from itertools import product
 
 import pytest
 from grammar_rig import assert_valid, walk
@@ -51,6 +53,17 @@ def test_every_text_that_is_written_under_a_schema_of_the_suite_validates() -> N
                 assert_valid(case.schema, text)
                 num_finished += 1
     assert num_finished > 700
+
+
+def test_a_date_is_one_of_the_calendar() -> None:
+    grammar = Case("none", "none", {"type": "string", "format": "date"}, ()).compile()
+    for year, month, day in product((1900, 2000, 2023, 2024), range(14), range(33)):
+        text = f"{year}-{month:02}-{day:02}"
+        try:
+            is_day = bool(date.fromisoformat(text))
+        except ValueError:
+            is_day = False
+        assert accepts(grammar, f'"{text}"') == is_day, text
 
 
 @pytest.mark.parametrize(

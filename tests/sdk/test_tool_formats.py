@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.sdk.call_object import ArgumentsText, CallBegun, Fault, Found, FoundCall
-from loopwright.sdk.tool_formats import HermesReader, Llama3JsonReader, reader_of
+from loopwright.sdk.tool_formats import READERS, CallReader, HermesReader, reader_of
 
 NASTY = ["</tool_call>", "<tool_call>", '"', "\\", "{", "}", "[", "]", "\n", "é", "😀", "a", " ", ";", "</", "<tool"]
 STRINGS = st.lists(st.sampled_from(NASTY), max_size=6).map("".join)
@@ -48,7 +48,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(places)]
 
 
-def read(reader: HermesReader | Llama3JsonReader, parts: list[str]) -> list[Found]:
+def read(reader: CallReader, parts: list[str]) -> list[Found]:
     """What the reader finds, texts that touch joined."""
     found = [one for part in parts for one in reader.push(part)] + reader.finish()
     joined: list[Found] = []
@@ -118,7 +118,7 @@ def outline(found: list[Found]) -> list[tuple[str, object]]:
             case FoundCall():
                 assert begun == CallBegun(one.name)
                 assert json.loads(arguments) == one.arguments
-                assert arguments in one.text
+                assert arguments in one.text or one.text.endswith(")")  # in JSON, as it was written
                 begun = None
                 outlined.append(("call", one.arguments))
             case Fault():
@@ -142,7 +142,7 @@ def test_objects_in_a_row_are_calls_in_any_pieces(
 ) -> None:
     texts = [call_text(one, "parameters", None) for one in calls]
     whole = between.join(texts)
-    found = read(Llama3JsonReader(), pieces(whole, cuts))
+    found = read(reader_of("llama3_json"), pieces(whole, cuts))
     assert outline(found) == [("call", one) for one in calls]
     cut = whole[:cut_at]
     ends = [len(between.join(texts[: number + 1])) for number in range(len(texts))]
@@ -151,11 +151,11 @@ def test_objects_in_a_row_are_calls_in_any_pieces(
     last_end = ends[num_whole - 1] if num_whole else 0
     if cut[last_end:].strip(" ;\n"):
         expected.append(("fault", "cut"))
-    assert outline(read(Llama3JsonReader(), pieces(cut, cuts))) == expected
+    assert outline(read(reader_of("llama3_json"), pieces(cut, cuts))) == expected
 
 
 def test_a_turn_that_begins_with_no_brace_is_text_with_its_braces() -> None:
-    assert read(Llama3JsonReader(), list(' So: {"name": "f", "parameters": {}}')) == [
+    assert read(reader_of("llama3_json"), list(' So: {"name": "f", "parameters": {}}')) == [
         ' So: {"name": "f", "parameters": {}}'
     ]
 
@@ -200,14 +200,134 @@ def test_what_is_no_call_is_said_to_be_none_and_what_follows_is_read(body: str, 
     whole = f"<tool_call>{body}</tool_call>"
     *begun, fault, _, _, call = read(HermesReader(), [whole, '<tool_call>{"name": "f", "arguments": {}}</tool_call>'])
     assert isinstance(fault, Fault)
-    told = "".join(one.text for one in begun if isinstance(one, ArgumentsText))
-    assert whole.endswith(told + fault.text)  # nothing of it is lost
-    assert fault.is_begun or fault.text == whole
+    assert fault.text == whole  # nothing of it is lost
+    assert fault.is_begun == bool(begun)
     assert fault.reason == "malformed"
     assert message in fault.message
     assert isinstance(call, FoundCall)
 
 
 def test_a_format_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(Exception, match="'xml'; hermes, llama3_json are known"):
+    with pytest.raises(Exception, match="'xml'; hermes, smollm2, llama3_json, mistral, pythonic are known"):
         reader_of("xml")
+
+
+NAMES = st.sampled_from(["f", "g.h", "look_up"])
+NAMED = st.dictionaries(st.sampled_from(["a", "b_1", "ß"]), VALUES, max_size=3)
+CALLS = st.lists(st.tuples(NAMES, NAMED), min_size=1, max_size=3)
+JUNK = st.sampled_from(["", "]", "}", '"', "x", "[TOOL_", "[f", "(", "<tool_call>[", ", 3]"])
+
+
+def written(format: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """As a model of the family writes them."""
+    if format == "pythonic":
+        return f"[{', '.join(f'{name}({python_arguments(arguments)})' for name, arguments in calls)}]"
+    key = "parameters" if format == "llama3_json" else "arguments"
+    texts = [call_text(arguments, key, None, name) for name, arguments in calls]
+    match format:
+        case "hermes":
+            return "".join(f"<tool_call>\n{one}\n</tool_call>" for one in texts)
+        case "smollm2":
+            return f"<tool_call>[{', '.join(texts)}]</tool_call>"
+        case "llama3_json":
+            return "; ".join(texts)
+    return f"[{', '.join(texts)}]"
+
+
+def python_arguments(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+@pytest.mark.parametrize("format", READERS)
+@settings(max_examples=60, deadline=None)
+@given(calls=CALLS, cuts=CUTS, after=st.sampled_from(["", " done", "\n"]))
+def test_calls_of_every_family_come_back_over_any_split(
+    format: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int], after: str
+) -> None:
+    text = written(format, calls) + after
+    whole = read(reader_of(format), [text])
+    assert [(one.name, one.arguments) for one in whole if isinstance(one, FoundCall)] == calls
+    assert not [one for one in whole if isinstance(one, Fault)]
+    assert "".join(one for one in whole if isinstance(one, str)).strip() == after.strip()
+    assert read(reader_of(format), pieces(text, cuts)) == whole
+    assert read(reader_of(format), list(text)) == whole
+    outline(whole)
+
+
+@pytest.mark.parametrize("format", READERS)
+def test_every_split_of_a_text_in_two_gives_the_same(format: str) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("f", {"a": 'x"]}</tool_call>, (é\\', "b": [True, None, {"c": 1.5}]}),
+        ("look_up", {}),
+    ]
+    text = f"{written(format, calls)} end"
+    whole = read(reader_of(format), [text])
+    assert [(one.name, one.arguments) for one in whole if isinstance(one, FoundCall)] == calls
+    for place in range(len(text) + 1):
+        assert read(reader_of(format), [text[:place], text[place:]]) == whole
+
+
+@pytest.mark.parametrize("format", READERS)
+@settings(max_examples=80, deadline=None)
+@given(calls=CALLS, cuts=CUTS, cut_at=st.integers(0, 120), junk=JUNK)
+def test_whatever_is_written_is_read_the_same_over_any_split_and_nothing_is_lost(
+    format: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int], cut_at: int, junk: str
+) -> None:
+    text = written(format, calls)
+    text = text[:cut_at] + junk + text[cut_at + 1 :]
+    whole = read(reader_of(format), [text])
+    assert read(reader_of(format), pieces(text, cuts)) == whole
+    told = "".join(one if isinstance(one, str) else one.text for one in whole if not isinstance(one, CallBegun))
+    frame = set("NoneTrueFalse") | set("<tool_call>/[]{}(),;:=\"' \n\\") | set('"name""arguments""parameters"')
+    missing = [character for character in set(text) - frame if character not in told and character not in "fghlokup._"]
+    assert not missing
+
+
+def test_a_call_that_the_end_cuts_has_what_was_written_of_its_arguments() -> None:
+    for format, text, told in (
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b'),
+        ("smollm2", '<tool_call>[{"name": "f", "arguments": {"a": "b', '{"a": "b'),
+        ("llama3_json", '{"name": "f", "parameters": {"a": "b', '{"a": "b'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b', '{"a": "b'),
+        ("pythonic", '[f(a="b", c="d', '{"a": "b"'),
+    ):
+        begun, arguments, cut = read(reader_of(format), list(text))
+        assert begun == CallBegun("f")
+        assert arguments == ArgumentsText(told)
+        assert isinstance(cut, Fault)
+        assert (cut.reason, cut.is_begun) == ("cut", True)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("mistral", "[1, 2] is a list"),
+        ("mistral", "Use [TOOL_CALLS]"),
+        ("mistral", "["),
+        ("pythonic", "[1, 2] is a list"),
+        ("pythonic", "[see] above"),
+        ("pythonic", "[f"),
+        ("llama3_json", "No {"),
+        ("smollm2", "<tool"),
+    ],
+)
+def test_what_only_looks_like_the_beginning_of_calls_is_text(format: str, text: str) -> None:
+    assert read(reader_of(format), list(text)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("3", "has no name"),
+        ("a=b", "is no literal"),
+        ("a=1, a=2", "twice"),
+        ("a=f()", "is no literal"),
+        ("a={1: 2}", "is no literal"),
+    ],
+)
+def test_python_that_is_no_call_with_literals_is_said_to_be_none(arguments: str, message: str) -> None:
+    found = read(reader_of("pythonic"), [f"[f({arguments}), g()]"])
+    fault, rest = found[-2:]
+    assert isinstance(fault, Fault)
+    assert message in fault.message
+    assert (fault.text[-1], rest) == (")", ", g()]")

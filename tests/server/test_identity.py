@@ -10,7 +10,7 @@ from starlette.routing import Route
 from loopwright.core.errors import PermissionDenied
 from loopwright.core.ids import TenantId
 from loopwright.server.app import create_app
-from loopwright.server.identity import OPEN_PATHS, TenantOf, by_key
+from loopwright.server.identity import TenantOf, by_key
 
 TENANTS = {"key of ann": TenantId("ann"), "key of bob": TenantId("bob")}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -40,7 +40,7 @@ def test_every_route_but_health_asks_for_a_key() -> None:
             for method in (route.methods or set()) - {"HEAD"}:
                 path = route.path.replace(":path", "")
                 answer = await asked(path, by_key(TENANTS), method=method)
-                assert (answer.status_code == 401) == (path not in OPEN_PATHS), (method, path)
+                assert (answer.status_code == 401) == (path != "/health"), (method, path)
         missing = await asked("/none", by_key(TENANTS))
         assert missing.status_code == 401
         assert missing.headers["x-should-retry"] == "false"

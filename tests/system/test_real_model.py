@@ -2,7 +2,9 @@
 those of the one-request loop, alone and beside eight neighbours."""
 
 import asyncio
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from http_rig import Served, served
@@ -90,3 +92,32 @@ def test_eight_neighbours_change_nothing(smollm2: SmolLM2, oracle: Mapping[str, 
 async def beside(client: Served, number: int, content: str) -> str:
     chat = client.stream_chat if number % 2 else client.chat
     return await chat(content, max_tokens=MAX_TOKENS, temperature=number % 3 / 2, seed=number)
+
+
+def test_it_calls_a_tool_with_arguments_that_fit(smollm2: SmolLM2) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    function = {
+        "name": "weather",
+        "description": "What the weather is in a city.",
+        "strict": True,
+        "parameters": schema,
+    }
+
+    async def scenario() -> None:
+        async with system_over(smollm2.executor, smollm2.text) as system, served(system) as client:
+            options: Any = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+            question: Any = [{"role": "user", "content": "What is the weather in Paris, in Celsius?"}]
+            given: Any = {"model": smollm2.text.info.name, "messages": question, "temperature": 0, **options}
+            answer = (await client.openai.chat.completions.create(**given, parallel_tool_calls=False)).choices[0]
+            assert answer.finish_reason == "tool_calls"
+            (call,) = answer.message.tool_calls or ()
+            assert call.type == "function"
+            assert call.function.name == "weather"
+            assert "Paris" in json.loads(call.function.arguments)["city"]
+
+    in_loop(scenario)

@@ -16,7 +16,7 @@ from loopwright.grammar.lark import read_lark
 from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line
 from loopwright.grammar.pattern import whole_pattern
 from loopwright.grammar.schema_values import schema_error
-from loopwright.grammar.tool_calls import ToolGrammar, read_tool_calls, tool_error
+from loopwright.grammar.tool_calls import read_tool_calls, tool_error
 from loopwright.grammar.vocabulary import Vocabulary
 
 SCHEMA_OPTIONS: dict[str, object] = {
@@ -74,7 +74,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
         case "choice":
             return _started(LLMatcher.grammar_from_regex(_choice(grammar.source)), vocabulary)
         case "tool_calls":
-            return _compile_tool_calls(read_tool_calls(grammar.source, SCHEMA_OPTIONS), vocabulary)
+            return _compile_tool_calls(grammar.source, vocabulary)
     assert_never(grammar.kind)
 
 
@@ -85,10 +85,14 @@ def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
     return TokenGrammar(vocabulary, matcher)
 
 
-def _compile_tool_calls(grammar: ToolGrammar, vocabulary: Vocabulary) -> TokenGrammar:
+def _compile_tool_calls(source: str, vocabulary: Vocabulary, loose: frozenset[str] = frozenset()) -> TokenGrammar:
+    """Of a tool that is not strict and whose schema cannot be held, any object will do."""
+    grammar = read_tool_calls(source, SCHEMA_OPTIONS, loose)
     matcher, fault = _try(LLMatcher.grammar_from_lark(grammar.lark), vocabulary)
     for name, schema in grammar.schemas if fault is not None else ():  # which tool is it that cannot be held?
         if (of_tool := _try(_schema_grammar(schema), vocabulary)[1]) is not None:
+            if name not in grammar.strict | loose:
+                return _compile_tool_calls(source, vocabulary, loose | {name})
             raise tool_error(name, _locate(schema, of_tool, vocabulary), of_tool)
     if fault is not None:
         raise BadRequest(f"tools: {fault}", field="tools")

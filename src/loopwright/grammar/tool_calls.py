@@ -15,12 +15,13 @@ import msgspec
 
 from loopwright.core.errors import BadRequest
 from loopwright.grammar.json_schema import Schema, read_schema
+from loopwright.grammar.python_calls import not_of_python, only_names, python_call
 
 MAX_TOOLS = 256
 _NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
 _HINT = "leave the keyword out of the schema, or take strict=False: then arguments are checked when they are there"
 
-ToolFormat: TypeAlias = Literal["hermes", "llama3_json"]
+ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "mistral", "pythonic"]
 
 
 class ToolSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,10 +49,12 @@ class ToolGrammar:
 
     lark: str
     schemas: tuple[tuple[str, Schema], ...]
+    strict: frozenset[str]  # the tools whose schema has to be held
 
 
-def read_tool_calls(source: str, schema_options: dict[str, object]) -> ToolGrammar:
-    """`schema_options` are put into each schema, as its x-guidance. Raises BadRequest whose field names the tool."""
+def read_tool_calls(source: str, schema_options: dict[str, object], loose: frozenset[str] = frozenset()) -> ToolGrammar:
+    """`schema_options` are put into each schema, as its x-guidance; of the tools in `loose` any object will do. Raises
+    BadRequest whose field names the tool."""
     try:
         turn = msgspec.json.decode(source, type=ToolCalls)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -59,12 +62,16 @@ def read_tool_calls(source: str, schema_options: dict[str, object]) -> ToolGramm
     if not 0 < len(turn.tools) <= MAX_TOOLS:
         raise BadRequest(f"{len(turn.tools)} tools; from 1 to {MAX_TOOLS} can be named", field="tools")
     _check_names(turn.tools)
-    schemas = tuple((tool.name, _parameters(tool)) for tool in turn.tools)
+    schemas = tuple((tool.name, _parameters(tool, turn.format, tool.name in loose)) for tool in turn.tools)
     rules = [_FORMATS[turn.format](turn)]
     for place, (name, schema) in enumerate(schemas):
+        if turn.format == "pythonic":
+            rules += python_call(place, name, schema, schema_options)
+            continue
         rules.append(f"name_{place}: {json.dumps(json.dumps(name))}")
         rules.append(f"args_{place}: %json {json.dumps({**schema, 'x-guidance': schema_options})}")
-    return ToolGrammar("\n".join(rules) + "\n", schemas)
+    strict = frozenset(tool.name for tool in turn.tools if tool.strict)
+    return ToolGrammar("\n".join(rules) + "\n", schemas, strict)
 
 
 def tool_error(name: str, pointer: str, what: str) -> BadRequest:
@@ -86,15 +93,30 @@ def _check_names(tools: Sequence[ToolSchema]) -> None:
         raise BadRequest(f"two tools are named {twice!r}", field="tools")
 
 
-def _parameters(tool: ToolSchema) -> Schema:
+def _parameters(tool: ToolSchema, format: ToolFormat, is_loose: bool) -> Schema:
+    """The schema that the arguments are held to."""
+    written = bytes(tool.parameters).decode()
+    if not is_loose:
+        try:
+            return _read_parameters(tool.name, written, format)
+        except BadRequest:
+            if tool.strict:
+                raise
     try:
-        schema = read_schema(bytes(tool.parameters).decode())
+        return only_names(json.loads(written)) if format == "pythonic" else {"type": "object"}
+    except (ValueError, AttributeError) as error:
+        raise tool_error(tool.name, "", f"is no schema: {error}") from None
+
+
+def _read_parameters(name: str, written: str, format: ToolFormat) -> Schema:
+    try:
+        schema = read_schema(written)
     except BadRequest as error:
-        if not tool.strict:
-            return {"type": "object"}
-        raise tool_error(tool.name, error.field.partition("#")[2], error.message.partition(": ")[2]) from None
+        raise tool_error(name, error.field.partition("#")[2], error.message.partition(": ")[2]) from None
     if schema.get("type") != "object":
-        raise tool_error(tool.name, "/type", 'the schema of arguments must say "type": "object"')
+        raise tool_error(name, "/type", 'the schema of arguments must say "type": "object"')
+    if format == "pythonic" and (at_fault := not_of_python(schema)) is not None:
+        raise tool_error(name, f"/{at_fault}", "calls written as Python are held to named values alone")
     return schema
 
 
@@ -114,6 +136,39 @@ def _llama3_json(turn: ToolCalls) -> str:
     start = _start(turn, prose_then_call=None, call=calls, between='"; "')
     return rf"""{start}
 PROSE: /([^ \t\r\n{{](.|\n)*)?/"""
+
+
+def _smollm2(turn: ToolCalls) -> str:
+    """As hermes, but the tags are around a list, and there is one such list."""
+    item = f"({_one_of_the_calls(turn, 'arguments')})"
+    items = f'{item} (", " {item})*' if turn.parallel else item
+    match turn.choice:
+        case "none":
+            start = "start: PROSE"
+        case "required":
+            start = 'start: "<tool_call>" call_body'
+        case _:
+            start = "start: PROSE | until_call call_body"
+    return rf"""{start}
+PROSE: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/
+until_call[lazy]: /(.|\n)*/ "<tool_call>"
+call_body: "[" {items} "]</tool_call>" """
+
+
+def _mistral(turn: ToolCalls) -> str:
+    return _listed_turn(turn, f"({_one_of_the_calls(turn, 'arguments')})")
+
+
+def _pythonic(turn: ToolCalls) -> str:
+    return _listed_turn(turn, f"({' | '.join(f'call_{place}' for place, _ in enumerate(turn.tools))})")
+
+
+def _listed_turn(turn: ToolCalls, item: str) -> str:
+    """A turn that begins with a bracket is calls, and any other is text."""
+    items = f'"[" {item} (", " {item})* "]"' if turn.parallel else f'"[" {item} "]"'
+    start = {"none": "PROSE", "required": items}.get(turn.choice, f"PROSE | {items}")
+    return rf"""start: {start}
+PROSE: /([^ \t\r\n\[](.|\n)*)?/"""
 
 
 def _one_of_the_calls(turn: ToolCalls, key: str) -> str:
@@ -136,4 +191,10 @@ def _start(turn: ToolCalls, *, prose_then_call: str | None, call: str, between: 
     return f"start: ({prose_then_call})* PROSE" if turn.parallel else f"start: PROSE | {prose_then_call}"
 
 
-_FORMATS = {"hermes": _hermes, "llama3_json": _llama3_json}
+_FORMATS = {
+    "hermes": _hermes,
+    "smollm2": _smollm2,
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+    "pythonic": _pythonic,
+}

@@ -39,7 +39,7 @@ class FoundCall:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What began as a call and is none: its whole text, frame and all. `reason` is "cut" (the text ended in it) or
-    "malformed". With `is_begun`, a CallBegun came before it, and `text` is what came after the last ArgumentsText."""
+    "malformed". With `is_begun`, a CallBegun came before it."""
 
     text: str
     reason: str
@@ -73,13 +73,14 @@ class CallObject:
         self._is_begun = False
         self._keys: set[str] = set()
         self._is_doubled = False  # a key is there twice
-        self._num_characters = 0
-        self._arguments_end = 0  # in characters
-        self._num_told = 0  # characters up to the end of the arguments that were told
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._depth)
 
     def push(self, text: str) -> tuple[list[Found], str]:
         """Takes text up to the end of the object. What is known by now, and what comes after the object, or all that is
@@ -128,7 +129,6 @@ class CallObject:
 
     def _keep(self, text: str) -> None:
         self._parts.append(text)
-        self._num_characters += len(text)
         if self._string is not None:
             self._string.append(text)
         if self._is_in_arguments and self._arguments is not None:
@@ -147,7 +147,7 @@ class CallObject:
         elif character in "}]":
             self._depth -= 1
             if self._is_in_arguments and self._depth == 1:
-                self._is_in_arguments, self._arguments_end = False, self._num_characters
+                self._is_in_arguments = False
             self.is_complete = self._depth == 0
         elif character == "," and self._depth == 1:
             self._key = None
@@ -176,7 +176,6 @@ class CallObject:
         if self._arguments:
             found.append(ArgumentsText("".join(self._arguments)))
             self._arguments = []
-        self._num_told = self._num_characters if self._is_in_arguments else self._arguments_end
         return found
 
     def _end(self) -> Found:
@@ -188,7 +187,7 @@ class CallObject:
         return call
 
     def _fault(self, reason: str, message: str, left: str = "") -> Fault:
-        return Fault(self.text[self._num_told :] + left, reason, message, self._is_begun)
+        return Fault(self.text + left, reason, message, self._is_begun)
 
 
 def call_of(text: str, key: str) -> FoundCall | str:

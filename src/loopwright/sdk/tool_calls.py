@@ -16,6 +16,9 @@ from loopwright.sdk.tool_formats import CallReader, reader_of
 from loopwright.sdk.tools import Tool
 from loopwright.sdk.turn import BrokenCall, ToolCall, Turn
 
+MARKED = ("mistral",)
+"""Formats whose calls begin with a control token, which no grammar lets a model write."""
+
 Part: TypeAlias = str | ToolCall
 """Text that is no call's, or a call."""
 
@@ -36,7 +39,7 @@ class ToolUse:
         self._check(given)
         self.format = format
         reader_of(format)
-        if not self.is_strict:
+        if not self.is_strict or (format in MARKED and self._is_free):
             return {**given}
         is_named = self.choice not in ("auto", "none", "required")
         source = {
@@ -59,6 +62,11 @@ class ToolUse:
         reader = self.reader()
         reader.push(turn.text)
         return reader.finish(turn)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether nothing was asked for that only a grammar gives."""
+        return self.choice == "auto" and self.are_calls_parallel and not any(one.is_strict for one in self.tools)
 
     def _check(self, given: Mapping[str, Any]) -> None:
         names = [one.name for one in self.tools]

@@ -4,11 +4,13 @@ Never knows which tools there are. Used by tool_calls, and by the server for cha
 comes out, joined, is the same, and every character of the text is in it but for those that frame a call.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from loopwright.sdk.call_object import SPACE, CallObject, Fault, Found
 from loopwright.sdk.errors import BadRequest
+from loopwright.sdk.pythonic_calls import PythonicReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -26,11 +28,14 @@ class CallReader(Protocol):
 
 
 class HermesReader:
-    """`<tool_call>`, an object with `name` and `arguments`, `</tool_call>`; any text before, between and after."""
+    """`<tool_call>`, an object with `name` and `arguments` or a list of such, `</tool_call>`; any text before, between
+    and after."""
 
     def __init__(self) -> None:
         self._text = ""  # not read yet
         self._object: CallObject | None = None
+        self._is_list = False  # the tags are around a list
+        self._frame = ""  # what was read before the object, and is lost unless the object is a call
         self._fault: Fault | None = None  # of the call that is malformed, up to its end tag
         self._is_behind_object = False  # its end tag comes, or text
 
@@ -44,7 +49,7 @@ class HermesReader:
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""
         if self._object is not None:
-            return [_framed(self._object.cut(left), BEGIN)]
+            return [_framed(self._object.cut(left), self._frame)]
         if self._fault is not None:
             return [replace(self._fault, text=self._fault.text + left)]
         return [left] if left and not self._is_behind_object else []
@@ -65,16 +70,18 @@ class HermesReader:
             return False
         _add_text(found, self._text[:start])
         self._text = self._text[start + len(BEGIN) :]
-        self._object = CallObject("arguments")
+        self._object, self._is_list, self._frame = CallObject("arguments"), False, BEGIN
         return True
 
     def _read_object(self, one: CallObject, found: list[Found]) -> bool:
+        if not self._is_list and not one.has_begun and (rest := self._text.lstrip(SPACE)).startswith("["):
+            self._text, self._is_list, self._frame = rest[1:], True, f"{self._frame}["
         told, self._text = one.push(self._text)
         if one.is_wrong:
-            self._fault, self._object = Fault(BEGIN + one.text, "malformed", "a call is no JSON object"), None
+            self._fault, self._object = Fault(self._frame + one.text, "malformed", "a call is no JSON object"), None
             return True
         if told and isinstance(told[-1], Fault):
-            self._fault = _framed(told.pop(), BEGIN)
+            self._fault = _framed(told.pop(), self._frame)
         found += told
         if not one.is_complete:
             return False
@@ -84,11 +91,21 @@ class HermesReader:
     def _leave_call(self) -> bool:
         """Takes the end tag behind a call. If something else stands there, that is text again."""
         rest = self._text.lstrip(SPACE)
+        if self._is_list and rest:
+            return self._leave_item(rest)
         if not rest.startswith(END) and END.startswith(rest):
             return False  # may still become one
         if rest.startswith(END):
             self._text = rest.removeprefix(END)
         self._is_behind_object = False
+        return True
+
+    def _leave_item(self, rest: str) -> bool:
+        """Goes on behind an item of a list: to the next one, or to the end tag. Anything else is text again."""
+        if rest[0] == ",":
+            self._object, self._frame = CallObject("arguments"), rest[0]
+        self._text, self._is_list = (rest[1:] if rest[0] in ",]" else rest), rest[0] == ","
+        self._is_behind_object = rest[0] == "]"
         return True
 
     def _leave_fault(self, fault: Fault, found: list[Found]) -> bool:
@@ -101,10 +118,15 @@ class HermesReader:
         return True
 
 
-class Llama3JsonReader:
-    """A turn that begins with a brace is objects with `name` and `parameters`, with ";" between; any other is text."""
+class TurnReader:
+    """A turn that is calls is objects with `name` and, under `key`, arguments, with commas or semicolons between; with
+    `is_list` in brackets. It is calls if it begins with a brace, or a bracket and a brace; `mark` may come first. Any
+    other turn is text, and so is what follows the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str, *, is_list: bool = False, mark: str = "") -> None:
+        self._key, self._mark = key, mark
+        self._opening = "[{" if is_list else "{"
+        self._between = SPACE + ("," if is_list else ";")
         self._text = ""
         self._object: CallObject | None = None
         self._state = "start"  # "start", "text", "call", "between"
@@ -130,21 +152,45 @@ class Llama3JsonReader:
                 return False
             self._object, self._state = None, "between"
             return True
-        rest = self._text.lstrip(SPACE + (";" if self._state == "between" else ""))
-        if self._state != "text" and not rest:
+        if self._state == "start":
+            return self._start()
+        rest = self._text.lstrip(self._between)
+        if self._state == "between" and not rest:
             return False
-        if self._state != "text" and rest[0] == "{":
-            self._object, self._text = CallObject("parameters"), rest
+        if self._state == "between" and rest[0] == "{":
+            self._begin(rest)
             return True
+        if self._state == "between" and rest[0] == "]" and self._opening != "{":
+            self._text = rest[1:]
         self._state = "text"
         _add_text(found, self._text)
         self._text = ""
         return False
 
+    def _start(self) -> bool:
+        rest = self._text.lstrip(SPACE)
+        if self._mark.startswith(rest):
+            return False  # nothing yet, or a beginning of the mark
+        rest = rest.removeprefix(self._mark).lstrip(SPACE)
+        opened = "".join(rest.split())[: len(self._opening)]
+        if opened == self._opening:
+            self._begin(rest[rest.index("{") :])
+        elif self._opening.startswith(opened):
+            return False
+        else:
+            self._state = "text"
+        return True
 
-READERS: dict[str, type[HermesReader] | type[Llama3JsonReader]] = {
+    def _begin(self, rest: str) -> None:
+        self._object, self._text, self._state = CallObject(self._key), rest, "call"
+
+
+READERS: dict[str, Callable[[], CallReader]] = {
     "hermes": HermesReader,
-    "llama3_json": Llama3JsonReader,
+    "smollm2": HermesReader,
+    "llama3_json": lambda: TurnReader("parameters"),
+    "mistral": lambda: TurnReader("arguments", is_list=True, mark="[TOOL_CALLS]"),
+    "pythonic": PythonicReader,
 }
 
 
@@ -161,9 +207,9 @@ def beginning_at_end(text: str, tag: str) -> int:
 
 
 def _framed(found: Found, frame: str) -> Fault:
-    """A fault whose text begins with the frame, unless that was told of before."""
+    """A fault whose text begins with the frame."""
     assert isinstance(found, Fault)
-    return found if found.is_begun else replace(found, text=frame + found.text)
+    return replace(found, text=frame + found.text)
 
 
 def _add_text(found: list[Found], text: str) -> None:

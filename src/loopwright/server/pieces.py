@@ -85,8 +85,9 @@ class AnswerReader:
         return self._choice(index).finish() if index in self._choices else []
 
     def end_reason(self, index: int, reason: str) -> str:
-        """Why the finished choice ended: for its calls, if it has any and none of them is cut."""
-        return "tool_calls" if index in self._choices and self._choices[index].ends_with_calls else reason
+        """Why the finished choice ended: for its calls, if it has any, none of them is cut, and nor is the turn."""
+        has_calls = index in self._choices and self._choices[index].ends_with_calls
+        return "tool_calls" if has_calls and reason == "stop" else reason
 
     def _choice(self, index: int) -> "_ChoiceReader":
         if index not in self._choices:

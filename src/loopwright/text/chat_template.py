@@ -118,8 +118,9 @@ class ChatTemplate:
                     f"the model's chat template does not read the option {name[:100]!r}; {known}",
                     field=f"options.{name}",
                 )
-        if any("tool_calls" in one for one in messages):
-            messages = told_calls(messages) if self._sandbox.takes_calls else written_calls(messages, self.tool_format)
+        if any("tool_calls" in one or "tool_call_id" in one for one in messages):
+            write = told_calls if self._sandbox.takes_calls else written_calls
+            messages = write(messages, self.tool_format)
         if tools and not self._sandbox.takes_tools:
             messages, tools = told_in_messages(messages, tools, self.tool_format), ()
         return self._sandbox.render(messages, add_generation_prompt, functions(tools), options)

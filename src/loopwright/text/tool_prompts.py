@@ -4,13 +4,15 @@ reads a call; the sdk does, in the same formats.
 Called by ChatTemplate, and by the runtime, which tells programs the format.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-ToolFormat: TypeAlias = Literal["hermes", "llama3_json"]
-"""hermes: <tool_call> and </tool_call> around {"name", "arguments"}. llama3_json: a turn that is {"name", "parameters"}
-and nothing else, or several with "; " between them."""
+ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "mistral", "pythonic"]
+"""hermes: <tool_call> and </tool_call> around {"name", "arguments"}. smollm2: the same around a list of such.
+llama3_json: a turn that is {"name", "parameters"} and nothing else, or several with "; " between them. mistral: a turn
+that is a list of {"name", "arguments"}, behind a control token. pythonic: a turn that is [name(argument=value), …]."""
 
 Message: TypeAlias = Mapping[str, object]
 """At least `role` and `content`, a string; `tool_calls`, if any; what else a template may use is passed on."""
@@ -24,13 +26,29 @@ Tool: TypeAlias = Mapping[str, object]
 _HOW_TO_CALL = {
     "hermes": 'To call one, write <tool_call>, a line with {"name": its name, "arguments": an object}, and '
     "</tool_call>, each on a line of its own.",
+    "smollm2": "To call some, write <tool_call>, a list of "
+    '{"name": its name, "arguments": an object}, and </tool_call>.',
     "llama3_json": 'To call one, answer with {"name": its name, "parameters": an object} and nothing else.',
+    "mistral": 'To call some, answer with a list of {"name": its name, "arguments": an object} and nothing else.',
+    "pythonic": "To call some, answer with [name(argument=value, …), …] and nothing else.",
 }
 
 
 def tool_format(template: str) -> ToolFormat:
     """How a model with this chat template writes calls. One whose template says nothing about it is told how to."""
-    return "llama3_json" if "<|start_header_id|>" in template and "<tool_call>" not in template else "hermes"
+    return next((format for text, format in _TELLING if text in template), "hermes")
+
+
+_TELLING: tuple[tuple[str, ToolFormat], ...] = (
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("func_name1(", "pythonic"),
+    ("<|header_start|>", "pythonic"),  # Llama 4
+    ("<|start_header_id|>", "llama3_json"),
+    ("<start_of_turn>", "llama3_json"),  # Gemma
+    ("named SmolLM", "smollm2"),
+)
+"""What a template has that tells the format: the first that is there counts."""
 
 
 def functions(tools: Sequence[Tool]) -> list[dict[str, object]]:
@@ -38,12 +56,17 @@ def functions(tools: Sequence[Tool]) -> list[dict[str, object]]:
     return [{"type": "function", "function": dict(tool)} for tool in tools]
 
 
-def told_calls(messages: Sequence[Message]) -> list[Message]:
+def told_calls(messages: Sequence[Message], format: ToolFormat) -> list[Message]:
     """The calls in messages as templates expect them: the form of OpenAI's requests, but arguments as objects."""
-    return [
-        {**one, "tool_calls": [_told_call(call) for call in calls]} if (calls := _calls(one)) else one
-        for one in messages
-    ]
+    named = _short_id if format == "mistral" else str
+    found: list[Message] = []
+    for one in messages:
+        if calls := _calls(one):
+            one = {**one, "tool_calls": [_told_call(call, named(str(call["id"]))) for call in calls]}
+        if "tool_call_id" in one:
+            one = {**one, "tool_call_id": named(str(one["tool_call_id"]))}
+        found.append(one)
+    return found
 
 
 def written_calls(messages: Sequence[Message], format: ToolFormat) -> list[Message]:
@@ -52,8 +75,7 @@ def written_calls(messages: Sequence[Message], format: ToolFormat) -> list[Messa
     for one in messages:
         if calls := _calls(one):
             texts = [str(one["content"])] if one["content"] else []
-            texts += [_WRITTEN[format](call) for call in calls]
-            one = {**one, "content": _BETWEEN[format].join(texts)}
+            one = {**one, "content": "\n".join([*texts, _WRITTEN[format](calls)])}
         found.append({name: value for name, value in one.items() if name != "tool_calls"})
     return found
 
@@ -64,20 +86,38 @@ def _calls(message: Message) -> Sequence[Call]:
     return calls
 
 
-def _told_call(call: Call) -> dict[str, object]:
+def _told_call(call: Call, call_id: str) -> dict[str, object]:
     function = {"name": call["name"], "arguments": call["arguments"]}
-    return {"type": "function", "id": call["id"], "function": function}
+    return {"type": "function", "id": call_id, "function": function}
+
+
+def _short_id(call_id: str) -> str:
+    """Mistral's templates refuse an id that is not nine letters and digits: any other becomes one."""
+    is_short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+    return call_id if is_short else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _json(**fields: object) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-_WRITTEN: Mapping[str, Callable[[Call], str]] = {
-    "hermes": lambda call: f"<tool_call>\n{_json(name=call['name'], arguments=call['arguments'])}\n</tool_call>",
-    "llama3_json": lambda call: _json(name=call["name"], parameters=call["arguments"]),
+def _jsons(calls: Sequence[Call], key: str) -> list[str]:
+    return [_json(**{"name": call["name"], key: call["arguments"]}) for call in calls]
+
+
+def _pythonic(call: Call) -> str:
+    arguments = call["arguments"]
+    assert isinstance(arguments, Mapping)
+    return f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+_WRITTEN: Mapping[str, Callable[[Sequence[Call]], str]] = {
+    "hermes": lambda calls: "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in _jsons(calls, "arguments")),
+    "smollm2": lambda calls: f"<tool_call>[{', '.join(_jsons(calls, 'arguments'))}]</tool_call>",
+    "llama3_json": lambda calls: "; ".join(_jsons(calls, "parameters")),
+    "mistral": lambda calls: f"[{', '.join(_jsons(calls, 'arguments'))}]",
+    "pythonic": lambda calls: f"[{', '.join(map(_pythonic, calls))}]",
 }
-_BETWEEN = {"hermes": "\n", "llama3_json": "; "}
 
 
 def system_text(tools: Sequence[Tool], format: ToolFormat) -> str:
