@@ -1,6 +1,7 @@
 """The suites that can have a simulated device: what they make of what they measured, and that all their ways run."""
 
 import pytest
+from jinja2 import Template
 
 from loopwright.bench import agents, mechanisms, steps
 from loopwright.bench.agents import Elapsed, measure_at, predicted_gain
@@ -21,6 +22,7 @@ from loopwright.engine.byte_model import byte_model
 from loopwright.engine.executor import TorchExecutor
 from loopwright.engine.oracle import Oracle
 from loopwright.engine.scripted import ScriptedExecutor
+from loopwright.text.byte_tokenizer import made_up_tokenizer
 
 ON_H200 = Options(device="h200", num_rounds=1)
 
@@ -117,11 +119,10 @@ def test_agents_have_a_row_for_each_distance_with_what_was_predicted_beside() ->
 
 
 @pytest.mark.wasm
-@pytest.mark.parametrize("options", [ON_H200, Options("dummy:tiny")], ids=["device", "dummy"])
-async def test_agents_run_as_programs_and_as_clients(options: Options) -> None:
+async def test_agents_run_as_programs_and_as_clients() -> None:
     arguments = {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3}
     case = Case("react", 2, arguments)
-    async with opened(options, open_bench_system, prefix_cache=True) as system, driving(system, [case]) as driver:
+    async with opened(ON_H200, open_bench_system, prefix_cache=True) as system, driving(system, [case]) as driver:
         elapsed = await measure_at(driver, case, 0.0, num_rounds=1)
         stats = await system.control.stats()
     assert (len(elapsed.program), len(elapsed.client)) == (1, 1)
@@ -132,3 +133,12 @@ async def test_an_order_says_how_far_its_clients_are() -> None:
     api = Endpoint("http://nowhere", "model")
     await follow(Order("react", [], round_trip_s=0.25), [api])
     assert api.round_trip_s == 0.25
+
+
+def test_a_model_of_random_weights_writes_out_chats() -> None:
+    template = made_up_tokenizer(512).chat_template
+    assert template is not None
+    written = Template(template, keep_trailing_newline=True).render(
+        messages=[{"role": "user", "content": "x"}], add_generation_prompt=True
+    )
+    assert written == "user: x\nassistant: "
