@@ -75,13 +75,13 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
         raise BadRequest("a simulated device is in this process", hint="leave out --workers", field="workers")
     load = Load(num_rounds=options.num_rounds)
     values: dict[str, list[float]] = {}
-    async with opened(options, open_system) as system:
-        values |= await tpots_s(engine_side(system, load), SystemClock(), load)
-        if not options.num_workers:
-            values |= await tpots_s(program_side(system.runs, load), SystemClock(), load)
-    if options.num_workers:
+    if options.num_workers:  # first: what they take of a device ends with their process
         async with opened_workers(options) as runs:
             values |= await tpots_s(program_side(runs, load), SystemClock(), load)
+    async with opened(options, open_system) as system:
+        values = await tpots_s(engine_side(system, load), SystemClock(), load) | values
+        if not options.num_workers:
+            values |= await tpots_s(program_side(system.runs, load), SystemClock(), load)
     return Measured(rows=tuple(rows_of(values, load)), workload={})
 
 
