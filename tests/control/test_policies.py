@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopwright.control import controller
 from loopwright.control.grouping import GroupingScheduler
 from loopwright.control.policies import Adaptive, Eager, Group, KOnly, Policy, TOnly
 from loopwright.control.scheduler import ControlConfig
@@ -171,10 +173,12 @@ def test_a_run_whose_calls_wait_for_a_batch_is_not_stuck() -> None:
     assert len(run.segment(call).tokens) == 2
 
 
-def test_groups_of_the_adaptive_policy_are_the_plain_schedulers_steps() -> None:
+def test_groups_of_the_adaptive_policy_are_the_plain_schedulers_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rig forms its steps of groups, the other does not."""
-    plain, grouped = rig_with("adaptive"), Rig()
-    grouped.controller._scheduler = GroupingScheduler(Adaptive(), ControlConfig(), grouped.controller._resources)
+    plain = rig_with("adaptive")
+    monkeypatch.setattr(controller, "make_scheduler", partial(GroupingScheduler, Adaptive()))
+    grouped = Rig()
+    assert isinstance(grouped.controller._scheduler, GroupingScheduler)
     for rig in (plain, grouped):
         submit(rig, 2, max_tokens=6)
         rig.step()

@@ -1,5 +1,6 @@
 """Child programs: what they return, what they may do, how many there may be, and that none outlives its parent."""
 
+import json
 import re
 from typing import Any
 
@@ -188,7 +189,8 @@ def test_nothing_may_be_spawned_that_the_permissions_do_not_list(what: str, name
             assert final.code == "denied"
             assert final.error is not None
             assert f"may not spawn {name}; permitted: {', '.join(others)}" in final.error.message
-            assert final.error.hint == f'add to the program\'s metadata: permissions = {{ children = ["{name}"] }}'
+            line = f"children = {json.dumps([*others, name])}"
+            assert final.error.hint == f"write in the program's metadata: permissions = {{ {line} }}"
             assert len(await runs_of(system)) == 1
 
     in_loop(scenario)

@@ -7,66 +7,47 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from loopwright.control import ordering
 from loopwright.control.arrivals import Arrivals
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.counts import StepCounts
-from loopwright.control.decode_calls import DecodeCalls
 from loopwright.control.direct_calls import DirectCall, answer, find_queue
-from loopwright.control.feeds import Feed, forwarded
 from loopwright.control.grouping import goes_ahead, make_scheduler
 from loopwright.control.intake import Intake
 from loopwright.control.measuring import control_series
 from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
-from loopwright.control.ordering import OpenCall
+from loopwright.control.open_calls import OpenCalls
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig
-from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
-from loopwright.control.watched_calls import WatchedCalls
-from loopwright.control.watching import WatchedFeed
-from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, HeadRow, RowResult, StepResult
-from loopwright.core.calls import (
-    ClearQueue,
-    ExportPages,
-    ImportPages,
-    QueueCall,
-    SetPriority,
-    Synchronize,
-    UnexportPages,
-    WatchCall,
-)
+from loopwright.core.batch import Batch, StepResult
+from loopwright.core.calls import QueueCall, SetPriority, WatchCall
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
-from loopwright.core.errors import (
-    BadRequest,
-    Cancelled,
-    ErrorInfo,
-    InternalError,
-    LoopwrightError,
-)
+from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.instrument import SILENT, Meter
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import CallResult, CallTiming, Completion, Done
+from loopwright.core.results import Completion
+
+if TYPE_CHECKING:
+    from loopwright.control.ordering import OpenCall
 
 logger = logging.getLogger(__name__)
-
-SettledCall = Synchronize | ClearQueue | ExportPages | UnexportPages | ImportPages
-"""Calls that wait for their turn and then need no engine."""
 
 
 class Controller:
@@ -97,19 +78,25 @@ class Controller:
         self._observer = Observer(meter or SILENT, shape.block_bytes)
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._scheduler = make_scheduler(config, self._resources)
-        self._decoded = DecodeCalls(self._finish, self._fail, self._resources.trim)
-        self._watched = WatchedCalls(self._resources, self._finish, self._fail)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
         self._sessions: dict[RunId, InlineSession] = {}
+        self._step_times = StepTimes()
+        self._calls = OpenCalls(
+            self._resources,
+            self._scheduler,
+            self._compiling,
+            self._sessions,
+            self._observer,
+            self._step_times,
+            self._moment,
+        )
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._max_running = 1 + goes_ahead(config, shape)
         self._running: deque[Step] = deque()  # the second one is ahead
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._arrivals = Arrivals()
-        self._step_times = StepTimes()
-        self._num_rows = 0  # of the step that was over last
         self._wake = asyncio.Event()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -167,7 +154,7 @@ class Controller:
                 if not submitted:
                     idle_from_s = self._clock.now_s()
                 submitted.append((batch, self._submitted(batch)))
-            self._decoded.tell()  # of the step before
+            self._calls.decoded.tell()  # of the step before
             if not submitted:
                 await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
                 continue
@@ -205,26 +192,15 @@ class Controller:
     def complete(self, result: StepResult) -> None:
         """Takes what came of the running step, and tells those who want to see their tokens."""
         self._take_step(result)
-        self._decoded.tell()
+        self._calls.decoded.tell()
 
     def fail_step(self, error: Exception) -> None:
         """Ends the running step, which failed as a whole: as if each of its entries had, and nothing else."""
         step = self._end_step()
         self._counts.num_failed_steps += 1
         self._observer.step_failed()
-        for call, private in step.private:
-            self._resources.mark_empty(call, private.page)  # its new block may be empty
         info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        failed = RowResult(error=info)
-        results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self._decoded.take(step.decoding, step.decoded, DecodeResult.of_rows([failed] * len(step.decoded)))
-        for call in step.copying:  # what their pages held is lost
-            call.num_in_steps -= 1
-            self._fail(call, info)
-        for call, _ in step.outcomes(StepResult(NO_DECODE_RESULT, *results)):
-            call.num_in_steps -= 1
-            if not call.is_over:
-                self._take(call, failed)
+        self._calls.fail_step(step, info)
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
         """Takes a call of an open run. What is wrong with it becomes its completion."""
@@ -240,7 +216,7 @@ class Controller:
                 session.inbox.put(Completion(call_id, result))
                 return
             if isinstance(call, WatchCall):
-                done = self._watched.answer(call, session, self._model_info)
+                done = self._calls.watched.answer(call, session, self._model_info)
                 session.idle_since_s = self._moment.now_s
                 session.inbox.put(Completion(call_id, done))
                 return
@@ -250,7 +226,7 @@ class Controller:
             return
         ready = self._intake.take(session, queue, call_id, call)
         if ready is not None:
-            self._settle([ready])
+            self._calls.settle([ready])
 
     def interrupt(self, session: InlineSession, call_id: CallId) -> None:
         """Ends a segment at its next token boundary; a call that has not started fails as Cancelled."""
@@ -258,17 +234,7 @@ class Controller:
         if call is None or call.failure is not None:
             return
         self._changed()
-        if not call.is_started:
-            ordering.fail(call, Cancelled(f"call {call_id} was interrupted before it started").info())
-            self._compiling.drop(call)
-            if call.num_blockers == 0:
-                self._settle([call])
-        elif isinstance(call.work, SegmentFeed):
-            call.work.is_interrupted = True
-            if call.decoding is not None:
-                call.decoding.look_at(call)
-            if not call.is_running:
-                self._end_interrupted(call, call.work)
+        self._calls.interrupt(call)
 
     def close(self, session: InlineSession) -> None:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
@@ -278,7 +244,7 @@ class Controller:
         session.inbox.close()
         for call in list(session.open_calls.values()):
             if not call.is_running:
-                self._discard(call)
+                self._calls.discard(call)
                 continue
             self._unwanted.append((call, next(step for step in reversed(self._running) if step.has(call))))
             if call.decoding is not None:
@@ -330,13 +296,13 @@ class Controller:
             if error is not None:
                 ordering.fail(call, error.info())
             if call.num_blockers == 0:
-                self._settle([call])
+                self._calls.settle([call])
 
     def _take_unrunnable(self, step: Step) -> None:
         """What came up when the step was formed, and is not in it."""
         for call, error in step.refused:
-            self._refuse(call, error.info())
-        self._settle(step.settled)
+            self._calls.refuse(call, error.info())
+        self._calls.settle(step.settled)
 
     def _started(self, step: Step) -> Batch:
         for call in step.calls:
@@ -348,140 +314,9 @@ class Controller:
 
     def _take_step(self, result: StepResult) -> None:
         step = self._end_step()
-        self._num_rows = step.num_rows
         self._counts.count(step)
-        self._decoded.take(step.decoding, step.decoded, result.decodes)
-        for call in step.copying:
-            call.num_in_steps -= 1
-        for call, row in step.outcomes(result):
-            call.num_in_steps -= 1
-            if not call.is_over:  # with its run, or because a call of this very step failed
-                self._take(call, row)
+        self._calls.take_step(step, result)
         self._observer.step_over(step, self._moment)
-
-    def _take(self, call: OpenCall, row: RowResult) -> None:
-        if isinstance(call.work, WatchedFeed) and call.restoring is None:
-            self._watched.take_row(call, call.work, row)
-            self._sessions[call.run_id].idle_since_s = self._moment.now_s  # if it waits for its program now
-        elif row.error is not None:
-            self._resources.give_up_restoring(call)
-            self._refuse(call, row.error)
-        elif call.restoring is not None:
-            is_restored = call.restoring.advance(row)
-            if isinstance(call.work, SegmentFeed) and call.work.is_interrupted:
-                self._end_interrupted(call, call.work)
-            elif is_restored:
-                self._take_restored(call)
-        elif isinstance(call.work, Feed):
-            self._take_row(call, call.work, row)
-        elif isinstance(call.work, HeadRow):
-            self._finish(call, forwarded(row, call.work.sampling))
-        else:
-            self._finish(call, Done())
-
-    def _take_restored(self, call: OpenCall) -> None:
-        """The call has dropped pages back; perhaps not all of them."""
-        self._resources.finish_restoring(call)
-        if isinstance(call.call, SettledCall) and not self._resources.has_dropped(call):
-            self._settle([call])
-        else:
-            self._scheduler.restored(call)
-
-    def _take_row(self, call: OpenCall, feed: Feed, row: RowResult) -> None:
-        try:
-            is_over = feed.advance(row)
-        except LoopwrightError as error:  # its grammar cannot go on
-            self._fail(call, error.info())
-            return
-        if feed.has_run_many and not is_over:
-            self._resources.record(call)
-        if not isinstance(feed, SegmentFeed):
-            if is_over:
-                cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
-                self._finish(call, feed.result(len(call.pages), cost))
-            return
-        if feed.view is not None:
-            self._resources.slide(call)
-        if (progress := feed.progress()) is not None:
-            call.inbox.put(Completion(call.call_id, progress))
-        if is_over:
-            self._resources.trim(call)
-            self._finish(call, feed.segment(len(call.pages)))
-
-    def _end_interrupted(self, call: OpenCall, feed: SegmentFeed) -> None:
-        """Ends a segment at the token boundary where it is."""
-        if isinstance(feed, WatchedFeed):
-            self._watched.end_interrupted(call, feed)
-        else:
-            self._resources.trim(call)
-            self._finish(call, feed.segment(len(call.pages)))
-
-    def _refuse(self, call: OpenCall, info: ErrorInfo) -> None:
-        if isinstance(call.work, WatchedFeed):
-            self._watched.refuse(call, call.work, info)
-        else:
-            self._fail(call, info)
-
-    def _finish(self, call: OpenCall, result: CallResult) -> None:
-        self._end(call, result)
-
-    def _fail(self, call: OpenCall, info: ErrorInfo) -> None:
-        ordering.fail(call, info)
-        self._end(call, error=info)
-
-    def _end(self, call: OpenCall, result: CallResult | None = None, error: ErrorInfo | None = None) -> None:
-        if not call.is_over:
-            self._decoded.tell_last(call)
-            timing = self._observe_over(call)
-            ready = self._discard(call)
-            call.inbox.put(Completion(call.call_id, result, error, timing))
-            self._settle(ready)
-
-    def _settle(self, ready: Iterable[OpenCall]) -> None:
-        """Takes calls that wait for nobody on their way: to the scheduler, or, with nothing to run, to their end."""
-        waiting = deque(ready)
-        while waiting:
-            call = waiting.popleft()
-            if call.failure is None and (failure := ordering.taint(call)) is not None:
-                ordering.fail(call, failure)
-            if call.failure is None and (not isinstance(call.call, SettledCall) or self._resources.has_dropped(call)):
-                if not call.is_running:  # else it joined the step of the call that it waited for
-                    self._scheduler.add(call, self._moment.now_s)
-                continue
-            if call.is_running:
-                self._resources.mark_lost(call)
-            if isinstance(call.call, ClearQueue):
-                ordering.clear(call.queue, call.num_clears)
-            result = self._exchange(call) if call.failure is None else None
-            timing = self._observe_over(call)
-            waiting.extend(self._discard(call))
-            call.inbox.put(Completion(call.call_id, result, call.failure, timing))
-
-    def _exchange(self, call: OpenCall) -> CallResult | None:
-        """Does what a SettledCall asks for. None if it failed."""
-        try:
-            return self._resources.exchange(call, self._sessions[call.run_id].tenant)
-        except LoopwrightError as error:
-            ordering.fail(call, error.info())
-            return None
-
-    def _discard(self, call: OpenCall) -> list[OpenCall]:
-        """Takes the call out of everything. Returns those that now wait for nobody."""
-        call.is_over = True
-        if call.decoding is not None:
-            call.decoding.leave(call)
-        self._compiling.drop(call)
-        self._resources.mark_written(call)
-        ready = ordering.leave(call)
-        self._resources.release(call)
-        session = self._sessions[call.run_id]
-        del session.open_calls[call.call_id]
-        call.queue.num_open -= 1
-        session.idle_since_s = self._moment.now_s
-        return ready
-
-    def _observe_over(self, call: OpenCall) -> CallTiming | None:
-        return self._observer.call_over(call, self._sessions[call.run_id], self._moment.now_s)
 
     def _observe_held(self, session: InlineSession) -> None:
         self._observer.held(session, self._resources.holdings(session.run_id).pages.take_unit_seconds())
@@ -509,7 +344,7 @@ class Controller:
         self._unwanted = [one for one in self._unwanted if one[1] is not step]
         for call in unwanted:
             if not call.is_over:
-                self._discard(call)
+                self._calls.discard(call)
             if call.run_id in self._sessions:
                 self._forget_if_empty(self._sessions[call.run_id])
 
@@ -533,7 +368,7 @@ class Controller:
             return False
         call, error = found
         self._moment.now_s = now_s  # its run gets time to free what it holds before the next one fails
-        self._refuse(call, error.info())
+        self._calls.refuse(call, error.info())
         return True
 
     def _hold_s(self) -> float:

@@ -4,118 +4,62 @@ The runtime's door: implements core.runs.Runs. Made by compose, used by the serv
 """
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
 from loopwright.core import metrics
 from loopwright.core.child_calls import Spawn
 from loopwright.core.clock import Clock
-from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.control import ControlStats
 from loopwright.core.errors import (
     BadRequest,
     Cancelled,
-    Code,
-    DeadlineExceeded,
-    ErrorInfo,
-    InternalError,
     LoopwrightError,
     NotFound,
     Overloaded,
     PermissionDenied,
-    ProgramError,
 )
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
-from loopwright.core.ids import RunId, TenantId
+from loopwright.core.ids import RunId
 from loopwright.core.instrument import Meter
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.origin import Origin, TraceContext, begin_span, passed_on, within
-from loopwright.core.raise_hint import raise_hint
+from loopwright.core.origin import begin_span, passed_on, within
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
 from loopwright.runtime.budget import Budget
 from loopwright.runtime.builtin import BUILTIN_PROGRAMS
 from loopwright.runtime.children import Children
 from loopwright.runtime.event_log import EventLog
-from loopwright.runtime.facts import RunFacts
-from loopwright.runtime.host import Host
+from loopwright.runtime.execution import Execution
 from loopwright.runtime.launch_queue import LaunchQueue
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.mailbox import Mailbox
-from loopwright.runtime.model_doors import ModelDoors
-from loopwright.runtime.narrowing import DENIED_TO_CHILD, narrowed
-from loopwright.runtime.observation import Account, Ended, Observation
+from loopwright.runtime.narrowing import narrowed
+from loopwright.runtime.observation import Account, Observation
 from loopwright.runtime.program import Program, read_builtin
 from loopwright.runtime.program_reader import ProgramReader
 from loopwright.runtime.program_store import ProgramStore
+from loopwright.runtime.run import Run
 from loopwright.runtime.run_span import RunSpan, SpanSink
 from loopwright.runtime.sandbox import Sandbox
 from loopwright.runtime.sandboxes.memory_use import instance_bytes
 from loopwright.runtime.served_models import ServedModels
 from loopwright.runtime.services import Services
 from loopwright.runtime.toolbox import NO_TOOLS, Toolbox
-from loopwright.runtime.tracing import RunTrace, TraceSink
+from loopwright.runtime.tracing import TraceSink
 
 log = logging.getLogger(__name__)
 
 UPLOADED = "(uploaded)"  # under what runs of a source are counted: its file's name is anybody's
 MAX_FINISHED_RUNS = 1000  # how many ended runs can still be asked about
 MAX_FINISHED_BYTES = 256 << 20  # of their events: they are what programs wrote
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A run and its books."""
-
-    run_id: RunId
-    name: str
-    program: Program
-    arguments: dict[str, Any]
-    sandbox: Sandbox
-    tenant: TenantId
-    budget: Budget
-    model: str
-    seed: int
-    events: EventLog
-    mailbox: Mailbox
-    started_s: float  # wall time
-    started_now_s: float  # monotonic time
-    children: Children
-    observation: Observation
-    origin: Origin
-    span: TraceContext | None  # None: nobody exports spans
-    parent: Children | None = None  # those of the run that spawned it
-    context: Any = None  # what that one gave it
-    ended_now_s: float | None = None
-    task: asyncio.Task[None] | None = None
-    failure: LoopwrightError | None = field(default=None)
-    ended: Ended | None = None
-
-    @property
-    def limits(self) -> Limits:
-        return self.budget.limits
-
-    def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
-        """Writes the final event, if there is none yet; who reads it finds the run counted."""
-        if self.events.final is None:
-            self.ended = self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
-            self.events.finish(code, result, error)
-
-    def fail(self, error: LoopwrightError) -> None:
-        """Ends the run with this error, wherever it is; the first one counts."""
-        if self.failure is None and self.task is not None and not self.task.done():
-            self.failure = error
-            self.task.cancel()
-            self.children.fail()  # at once: a program may take its time to end
 
 
 class Launcher:
@@ -145,10 +89,9 @@ class Launcher:
         self._caps = caps
         self._max_live_runs = max_live_runs
         self._allows_native = allows_native  # programs without isolation: for debugging on one's own machine
-        self._holds_deadline = holds_deadline  # who stands at a breakpoint takes his time
-        self._trace = trace  # takes the traces of all runs
         self._services = Services(models, exchange, sandboxes.get("wasm"), tools)
-        self._launches = LaunchQueue(clock, self._expect)
+        launches = LaunchQueue(clock, self._expect)
+        self._execution = Execution(models, self._services, clock, launches, trace, holds_deadline=holds_deadline)
         self._reader = ProgramReader()
         self._meter = meter or Meter()
         self._spans = spans
@@ -356,75 +299,9 @@ class Launcher:
         self._runs[run.run_id] = run
         self._num_live += 1
         run.events.start(program=run.name, sandbox=run.sandbox.name, model=run.model, seed=run.seed)
-        run.task = self._tasks.create_task(self._execute(run))
+        children = run.children.answers(lambda call: self._spawn(run, call), self._find)
+        run.task = self._tasks.create_task(self._execution.execute(run, children))
         run.task.add_done_callback(lambda _: self._end(run))
-
-    async def _execute(self, run: Run) -> None:
-        """From admission to the final event."""
-        try:
-            result = await self._execute_in_time(run)
-        except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 (the boundary of a run: it ends, not the server)
-            error = _as_error(problem, run)
-            run.finish(error.code, error=error.info())
-        else:
-            run.finish("ok", result=result)
-
-    async def _execute_in_time(self, run: Run) -> Any:  # noqa: ANN401 (JSON)
-        deadline = asyncio.timeout(run.limits.seconds if self._holds_deadline else None)
-        try:
-            async with deadline:
-                result = await self._execute_in_sandbox(run)
-                run.events.check_result(len(result))
-                return msgspec.json.decode(result)
-        except (TimeoutError, LoopwrightError):
-            if not deadline.expired() or run.failure is not None:
-                raise
-            raise DeadlineExceeded(
-                f"the run took longer than its {run.limits.seconds} s",
-                hint=raise_hint("seconds", run.limits.seconds),
-                field="seconds",
-            ) from None
-
-    async def _execute_in_sandbox(self, run: Run) -> str:
-        if run.sandbox.is_paced:
-            await self._launches.turn(run.tenant)
-        run.observation.launches()
-        limits = ControlLimits(**{name: getattr(run.limits, name) for name in ControlLimits.__struct_fields__})
-        parent = None if run.parent is None else {"run": run.parent.run_id, "context": run.context}
-        facts = RunFacts(run.run_id, run.seed, run.arguments, run.model, parent, run.tenant)
-        doors = ModelDoors(
-            self._models, run.model, run.run_id, run.tenant, limits, run.children.permissions, run.observation.program
-        )
-        trace = None
-        if self._trace is not None:  # of what goes to its own model
-            trace = RunTrace(run.run_id, doors.text(""), self._clock, self._trace)
-            doors.wrap_default(trace.session)
-        try:
-            async with (
-                self._services.open(
-                    facts, run.children.permissions, run.budget, run.mailbox, run.events, run.observation
-                ) as answers,
-                Host(
-                    doors=doors,
-                    answers={**answers, **run.children.answers(lambda call: self._spawn(run, call), self._find)},
-                    events=run.events,
-                    limits=run.limits,
-                    fail=run.fail,
-                    observation=run.observation,
-                    denial_hint="" if run.parent is None else DENIED_TO_CHILD,
-                ) as host,
-            ):
-                arguments = json.dumps(run.arguments)
-                guest = host if trace is None else trace.guest(host)
-                program = run.program
-                try:
-                    return await run.sandbox.run(
-                        program.code, program.filename, arguments, guest, run.limits, run.budget
-                    )
-                except ProgramError as error:
-                    raise host.blamed(error) from None
-        finally:
-            doors.close()
 
     def _end(self, run: Run) -> None:
         """The task is over, however it ended; one that was cancelled before its first step wrote no final event."""
@@ -469,6 +346,7 @@ class Launcher:
             seconds_s=end_s - run.started_now_s,
             num_events=len(run.events),
             parent=None if run.parent is None else run.parent.run_id,
+            tenant=run.tenant,
         )
 
     def _forget_oldest(self) -> None:
@@ -478,17 +356,3 @@ class Launcher:
     def _forget(self, run_id: RunId) -> None:
         """Nobody can ask about an ended run any more."""
         self._num_finished_bytes -= self._runs.pop(run_id).events.num_bytes
-
-
-def _as_error(problem: BaseException, run: Run) -> LoopwrightError:
-    """What ended the run, out of the groups that our own task groups wrap it in. If somebody decided that it ends, that
-    is it, whatever the program made of being cancelled."""
-    if run.failure is not None:
-        return run.failure
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    if isinstance(problem, asyncio.CancelledError):
-        return Cancelled("the run was cancelled")
-    if isinstance(problem, LoopwrightError):
-        return problem
-    return InternalError(f"{type(problem).__name__}: {problem}")
