@@ -15,6 +15,7 @@ from loopwright.core.calls import Sampling
 from loopwright.core.model_info import WeightDtype
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import byte_model
+from loopwright.engine.model_runner import SCRATCH_BYTES
 from loopwright.engine.native.build import load_kernels
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.choice import weight_types
@@ -37,7 +38,12 @@ class KernelOracle(Oracle):
         self._cache = NativeKvCache(model.config, 32)
         kernels = load_kernels(cache_folder())
         self._decoder = NativeDecoder(
-            model, kernels, self._cache, weight_type=weight_types(dtype, model), num_threads=1
+            model,
+            kernels,
+            self._cache,
+            weight_type=weight_types(dtype, model),
+            num_threads=1,
+            scratch_bytes=SCRATCH_BYTES,
         )
 
     def logits(self, token_ids: Any, positions: Any = None, is_visible: Any = None) -> torch.Tensor:

