@@ -339,3 +339,14 @@ async def test_a_route_that_does_not_exist_is_named_with_where_to_look() -> None
     )
     assert wrong.status_code == 405
     assert wrong.json()["error"]["message"] == "there is no GET /v1/chat/completions; that path takes POST"
+
+
+async def test_a_base_url_with_v1_too_few_or_too_many_is_said() -> None:
+    async with live_server(FakeRuns()) as live:
+        too_few = await live.http.post("/chat/completions", json={})
+        too_many = await live.http.post("/v1/v1/messages", json={})
+    assert (too_few.status_code, too_many.status_code) == (404, 404)
+    assert too_few.json()["error"]["message"].endswith("; the base URL of this client ends with /v1")
+    assert too_many.json()["error"]["message"].endswith(
+        "; the base URL of this client is the server itself, without /v1"
+    )
