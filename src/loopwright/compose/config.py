@@ -123,8 +123,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=3600,
-            description="a client that reads nothing of its answer, or sends nothing of its request, for so long is cut off, "
-            "in seconds",
+            description="a client that reads nothing of its answer, or sends nothing of its request, for so long "
+            "is cut off, in seconds",
         ),
     ] = 30.0
     keys: Annotated[

@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class Connection(HttpToolsProtocol):
-    """A subclass says how long a client may read nothing while an answer waits for it, or send nothing of a request that
-    is not whole."""
+    """A subclass says how long a client may read nothing while an answer waits for it, or send nothing of a request
+    that is not whole."""
 
     stall_s = STALL_S
     _check: asyncio.TimerHandle | None = None
