@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from loopwright.bench.paper import PROGRAM_LINES
-from loopwright.bench.registry import SUITE_MODULES, load_suites
+from loopwright.bench.registry import SUBJECTS, SUITE_MODULES, load_suites
 from loopwright.bench.size import measure_sizes, num_code_lines
 
 SOURCE = '''"""A docstring
@@ -63,4 +63,4 @@ def test_the_papers_programs_are_shown_beside_their_lines_and_none_is_longer():
 
 
 def test_every_suite_loads_under_its_own_name():
-    assert [suite.name for suite in load_suites("all")] == list(SUITE_MODULES)
+    assert [suite.name for suite in load_suites("all")] == list(SUITE_MODULES) == list(SUBJECTS)

@@ -58,6 +58,25 @@ def test_a_setting_that_asks_for_the_reference_is_named(capsys: pytest.CaptureFi
     assert "engine.dtype says so" in findings(capsys, "--dtype", "float32")["engine"]["found"]
 
 
+def test_a_gpu_is_named_with_what_attends_and_why_it_would_not_be_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert findings(capsys)["GPU"]["found"].startswith("none that torch ")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a card")
+    assert findings(capsys, "--set", "engine.attention=sdpa")["GPU"]["found"] == (
+        "a card, attention by sdpa, as asked for; computes the models that it can run, and the engine of the next line "
+        "the others"
+    )
+    assert findings(capsys, "--device", "cpu")["GPU"]["found"] == "not used: engine.device says so"
+    deterministic = findings(capsys, "--set", "engine.deterministic=true")
+    assert deterministic["GPU"]["found"] == "not used: engine.deterministic says so"
+    monkeypatch.setattr("loopwright.engine.cuda.choice.importlib.util.find_spec", lambda name: None)
+    missing = findings(capsys, "--set", "engine.attention=flashinfer")["GPU"]["found"]
+    assert "FlashInfer is not installed: pip install" in missing
+
+
 def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     assert "instruction sets" in capsys.readouterr().out

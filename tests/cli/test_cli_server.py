@@ -197,3 +197,15 @@ def test_a_server_finds_what_was_deployed_before(tmp_path: Path, byte_gguf: Path
         assert server.command("deploy", write_program(tmp_path, WAITER, "kept.py")).status == 0
     with serving(tmp_path, "--model", byte_gguf, "--processes", "3") as server:
         assert [one["name"] for one in httpx.get(f"{server.url}/v1/programs").json()["programs"]] == ["kept"]
+
+
+def test_a_server_with_keys_gets_the_one_in_the_environment(tmp_path: Path, byte_gguf: Path):
+    with serving(tmp_path, "--model", byte_gguf, "--set", 'server.keys={"ann": "key-of-ann"}') as server:
+        environment = {"LOOPWRIGHT_URL": server.url}
+        refused = run_command("ps", env=environment)
+        assert (refused.status, refused.out) == (1, "")
+        assert "has no key" in refused.err
+        assert "(set LOOPWRIGHT_API_KEY to your key)" in refused.err
+        assert run_command("ps", env={**environment, "LOOPWRIGHT_API_KEY": "another"}).status == 1
+        served = run_command("ps", env={**environment, "LOOPWRIGHT_API_KEY": "key-of-ann"})
+        assert (served.status, served.err) == (0, "")

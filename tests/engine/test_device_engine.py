@@ -405,6 +405,15 @@ def test_a_dummy_runs_on_a_cpu_too_and_refusals_name_the_setting(tmp_path: Path)
         create_executor(tmp_path, num_blocks=8, num_slots=1, shape="tiny", is_deterministic=True)
 
 
+def test_a_dummy_for_a_gpu_that_is_not_there_is_refused_before_its_weights_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("loopwright.engine.executor.dummy_model", lambda config: pytest.fail("weights were drawn"))
+    with pytest.raises(Unavailable, match=r"engine\.device"):
+        create_executor(tmp_path, num_blocks=8, num_slots=1, shape="llama-8b", device="cuda")
+
+
 def test_the_runner_is_made_by_the_rig(model: LoadedModel) -> None:
     shape = make_runner(model, 7, 5).shape
     assert (shape.num_blocks, shape.num_slots, shape.block_bytes) == (7, 5, 16 * 2 * 2 * 2 * 16 * 4)

@@ -45,8 +45,8 @@ seconds = 600
 A key is its path with dots. Its variable is the key in capitals, with `LOOPWRIGHT_` before it and `_` for dots; there
 and in `--set`, a list is words between commas or JSON, and a table is JSON. Some settings have a flag of their own.
 `loopwright run` and `dev` go by the file and the environment too, `demo` by the environment, always in one process.
-What is secret, `headers` and `env` of tools, is shown as `***`, and is best written as `${NAME}`, a variable of the
-environment.
+What is secret, keys and the `headers` and `env` of tools, is shown as `***`, and is best written as `${NAME}`, a
+variable of the environment.
 
 """
 

@@ -48,6 +48,21 @@ AFTER = """## Answers
 its `tool_call_id`. What the model is told of them is its chat template's affair, and so is how it writes calls
 ([tools-while-generating.md](tools-while-generating.md) has the formats).
 
+```python
+parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+asked = {
+    "model": "SmolLM2-135M-Instruct",
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
+}
+messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+message = client.chat.completions.create(messages=messages, tool_choice="required", **asked).choices[0].message
+messages.append(message.model_dump(exclude_none=True))
+for call in message.tool_calls:
+    result = weather(**json.loads(call.function.arguments))  # a function of yours, which returns a text
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+answer = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
+```
+
 - A grammar holds the turn, so a call is complete JSON with the name of a tool that there is. Its arguments are held to
   the tool's schema. With `strict`, a schema that cannot be held is refused with a JSON pointer
   (`tools[0].function.parameters#/properties/age/contains`); without, the arguments are then any object.

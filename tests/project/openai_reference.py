@@ -37,7 +37,12 @@ RESPONSE_EXTENSIONS = (
 def openai_reference() -> str:
     """What stands in docs/openai.md."""
     sections = [
-        ("Honoured", HONOURED, "Those with a star are extensions: OpenAI's own servers do not know them."),
+        (
+            "Honoured",
+            HONOURED,
+            "Those with a star are extensions: OpenAI's own servers do not know them. With openai's "
+            'client they go into `extra_body={"top_k": 5}`.',
+        ),
         ("Inert", INERT, "Accepted, and without any effect."),
         ("Refused", REFUSED, "Refused by name, but for null and for values that ask for nothing."),
     ]

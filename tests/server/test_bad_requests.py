@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from live_server import live_server
 
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError, error_types
-from loopwright.server.body import MAX_BODY_BYTES, parse_body
+from loopwright.server.body import MAX_BODY_BYTES, MAX_NESTING, parse_body, parse_object
 from loopwright.server.chat_request import ChatBody, chat_spec, read_chat
 from loopwright.server.errors import status_of
 
@@ -27,6 +27,11 @@ CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 def call_with(arguments: str) -> dict[str, Any]:
     return {**CALLING, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}]}
+
+
+def nested(depth: int) -> str:
+    """Objects in each other, so many."""
+    return '{"a":' * depth + "1" + "}" * depth
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:
@@ -67,6 +72,10 @@ def refusal(**fields: Any) -> BadRequest:
         ({"messages": [CALLING, {"role": "tool", "content": "x", "tool_call_id": "2"}]}, "messages[1].tool_call_id"),
         ({"messages": [call_with("[]")]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [call_with('{"a"')]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [call_with('{"a": NaN}')]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [call_with('{"a": 1e999}')]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [call_with('{"a": "\\ud800"}')]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [call_with(nested(201))]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [*HI, {"role": "assistant", "content": None}]}, "messages[1].content"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages[0].name"),
@@ -220,6 +229,52 @@ async def test_malformed_bodies_are_4xx_on_every_route_and_the_server_goes_on() 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("depth", [MAX_NESTING, 500, 900, 2000])
+async def test_a_body_that_is_nested_too_deeply_is_refused_wherever_it_is(depth: int) -> None:
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        "/v1/chat/completions": ("guided_json", {"model": "tiny", "messages": HI}),
+        "/v1/responses": ("input", {"model": "tiny"}),
+        "/v1/messages": ("tools", {"model": "tiny", "messages": HI, "max_tokens": 1}),
+        "/v1/programs/agent/runs": ("arguments", {}),
+    }
+    fake = FakeRuns()
+    fake.add_program("agent")
+    async with live_server(fake) as live:
+        for route, (field, body) in bodies.items():
+            value = nested(depth + 1) if field in ("guided_json", "arguments") else f"[{nested(depth)}]"
+            payload = json.dumps({**body, field: "HERE"}).replace('"HERE"', value)
+            answer = await live.http.post(route, content=payload, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, (route, answer.text)
+            if depth < 900:  # deeper ones may not be read at all
+                assert f"{field}: lists and objects are nested more than 200 deep" in answer.json()["error"]["message"]
+    assert fake.started == []
+
+
+def test_a_body_may_be_nested_up_to_the_limit() -> None:
+    for depth in (MAX_NESTING, MAX_NESTING + 1):
+        payload = json.dumps({"model": "tiny", "messages": HI, "guided_json": "HERE"}).replace('"HERE"', nested(depth))
+        with contextlib.nullcontext() if depth == MAX_NESTING else pytest.raises(BadRequest, match="guided_json"):
+            chat_spec(read_chat(parse_body(payload.encode(), ChatBody)), MODEL)
+        with contextlib.nullcontext() if depth == MAX_NESTING else pytest.raises(BadRequest, match="place"):
+            assert parse_object(nested(depth), "place")["a"]
+
+
+@pytest.mark.anyio
+async def test_an_error_does_not_send_back_a_name_of_any_length() -> None:
+    async with live_server(FakeRuns()) as live:
+        for body in (
+            {"model": "m" * 100_000, "messages": HI},
+            {"model": "tiny", "messages": HI, "k" * 100_000: 1},
+            {"model": "tiny", "messages": [{**HI[0], "k" * 100_000: 1}]},
+            {"model": "tiny", "messages": HI, "tools": [tool("f", parameters={"type": "t" * 100_000})]},
+            {"model": "tiny", "messages": HI, "k" * 100_000: json.loads(nested(300))},
+        ):
+            answer = await live.http.post("/v1/chat/completions", json=body)
+            assert 400 <= answer.status_code < 500
+            assert len(answer.content) < 2000, answer.text[:200]
+
+
+@pytest.mark.anyio
 async def test_unknown_routes_and_methods_are_errors_in_openai_s_form() -> None:
     async with live_server(FakeRuns()) as live:
         for method, path, status in [
@@ -284,3 +339,14 @@ async def test_a_route_that_does_not_exist_is_named_with_where_to_look() -> None
     )
     assert wrong.status_code == 405
     assert wrong.json()["error"]["message"] == "there is no GET /v1/chat/completions; that path takes POST"
+
+
+async def test_a_base_url_with_v1_too_few_or_too_many_is_said() -> None:
+    async with live_server(FakeRuns()) as live:
+        too_few = await live.http.post("/chat/completions", json={})
+        too_many = await live.http.post("/v1/v1/messages", json={})
+    assert (too_few.status_code, too_many.status_code) == (404, 404)
+    assert too_few.json()["error"]["message"].endswith("; the base URL of this client ends with /v1")
+    assert too_many.json()["error"]["message"].endswith(
+        "; the base URL of this client is the server itself, without /v1"
+    )

@@ -271,12 +271,15 @@ async def test_the_input_of_a_response_is_listed_in_pages() -> None:
         listed = live.openai.responses.input_items.list(made.id, order="asc", limit=2)
         contents = [item.content[0].text async for item in listed]  # type: ignore[union-attr]
         newest = answer.json()["data"][0]
-        bad = [await live.http.get(f"{PATH}/{made.id}/input_items?{one}") for one in ("limit=0", "order=up", "after=x")]
+        bad = [
+            await live.http.get(f"{PATH}/{made.id}/input_items?{one}")
+            for one in ("limit=0", f"limit={'9' * 5000}", "order=up", "after=x")
+        ]
     check("ResponseItemList", answer.json())
     assert contents == ["0", "1", "2", "3", "4", "x"]
     assert (newest["role"], newest["content"][0]["type"]) == ("assistant", "output_text")
-    assert [one.json()["error"]["param"] for one in bad] == ["limit", "order", "after"]
-    assert [one.status_code for one in bad] == [400, 400, 404]
+    assert [one.json()["error"]["param"] for one in bad] == ["limit", "limit", "order", "after"]
+    assert [one.status_code for one in bad] == [400, 400, 400, 404]
 
 
 async def test_a_response_that_was_waited_for_is_neither_streamed_again_nor_cancelled() -> None:

@@ -246,6 +246,11 @@ def test_e4_a_chat_too_long_is_refused_with_both_numbers_and_cut_only_if_asked()
             assert "4096" in error["message"]
             answer = await post(client, CHAT, messages=messages, max_tokens=3, truncate_prompt_tokens=100)
             assert answer.json()["usage"]["prompt_tokens"] == 100
+            whole = (await post(client, f"{CHAT}/render", messages=messages)).json()
+            cut = (await post(client, f"{CHAT}/render", messages=messages, truncate_prompt_tokens=100)).json()
+            assert cut["token_ids"] == whole["token_ids"][-100:]
+            assert whole["text"].endswith(cut["text"])
+            assert len(cut["text"]) < 200
 
     in_loop(scenario)
 

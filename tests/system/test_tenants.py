@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 from http_rig import Served, served
 from starlette.requests import HTTPConnection
@@ -162,5 +163,44 @@ def test_a_burst_of_one_tenant_does_not_hold_up_the_launch_of_another() -> None:
             await asyncio.gather(*map(ended, ids, tenants))
             assert max(place for place, one in enumerate(order) if one == "b") < 20
             assert sorted(order) == tenants
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_run_is_not_there_for_another_tenant() -> None:
+    source = "from loopwright import *\nasync def main():\n    emit_text('a secret')\n    return await receive()\n"
+
+    async def scenario() -> None:
+        async with server() as client:
+
+            async def ask(tenant: str, method: str, path: str, body: Any = None) -> httpx.Response:
+                return await client.http.request(method, path, json=body, headers={"x-test-tenant": tenant})
+
+            async def runs(tenant: str) -> list[str]:
+                return [one["run"] for one in (await ask(tenant, "GET", "/v1/runs")).json()["runs"]]
+
+            body = {"source": source}
+            headers = {"x-test-tenant": "a"}
+            async with client.http.stream("POST", "/v1/runs?detach=true", json=body, headers=headers) as begun:
+                run_id = begun.headers["x-run-id"]
+            path = f"/v1/runs/{run_id}"
+            assert await runs("a") == [run_id]
+            for other in ("b", ""):
+                assert await runs(other) == []
+                for method, end, body in [
+                    ("GET", "/events", None),
+                    ("POST", "/messages", {"message": "forged"}),
+                    ("POST", "/cancel", None),
+                    ("DELETE", "", None),
+                ]:
+                    answer = await ask(other, method, path + end, body)
+                    none = await ask(other, method, "/v1/runs/none" + end, body)
+                    assert (answer.status_code, none.status_code) == (404, 404), answer.text
+                    assert answer.json()["error"]["message"] == none.json()["error"]["message"].replace("none", run_id)
+            assert (await ask("a", "POST", f"{path}/messages", {"message": "mine"})).status_code == 202
+            told = (await ask("a", "GET", f"{path}/events")).text
+            assert "a secret" in told
+            assert '"mine"' in told
 
     in_loop(scenario)

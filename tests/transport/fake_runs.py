@@ -162,6 +162,7 @@ class FakeRuns:
                 started_s=1000.0,
                 seconds_s=1.0,
                 num_events=len(run.events),
+                tenant=run.spec.tenant,
             )
             for run in self.started
         )

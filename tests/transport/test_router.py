@@ -9,7 +9,7 @@ from fake_runs import FakeRuns
 
 from loopwright.core.errors import BadRequest, InternalError, NotFound, Overloaded, ProgramRejected, Unavailable
 from loopwright.core.events import Event, Finished
-from loopwright.core.ids import RunId
+from loopwright.core.ids import RunId, TenantId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.runs import ClientInput, RunSpec, open_events
 from loopwright.router import router as router_module
@@ -36,6 +36,16 @@ class FakeWorker(FakeRuns):
 
 async def read_all(runs: Router, run_id: RunId) -> list[Event]:
     return [event async for event in runs.events(run_id)]
+
+
+async def test_whose_a_run_is_outlives_its_worker() -> None:
+    worker, other = FakeWorker("a"), FakeWorker("b")
+    router = Router([worker, other])
+    run_id = await router.start(RunSpec(program="hello", tenant=TenantId("ann")))
+    worker.started[0].finish()
+    await read_all(router, run_id)
+    worker.die()
+    assert [(info.run, info.tenant) for info in await router.runs()] == [(run_id, "ann")]
 
 
 async def test_runs_are_spread_evenly() -> None:

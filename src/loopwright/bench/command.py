@@ -15,7 +15,7 @@ from rich.console import Console
 from loopwright.bench import growth, peers
 from loopwright.bench.devices import DEVICES
 from loopwright.bench.machine import this_machine
-from loopwright.bench.registry import SUITE_MODULES, load_suites
+from loopwright.bench.registry import SUBJECTS, SUITE_MODULES, load_suites
 from loopwright.bench.rows import PeerValue, Row, beside_peers, write_json
 from loopwright.bench.suite import DEFAULT_OPTIONS, SCALES, Measured, OpenSystem, Options, Suite
 from loopwright.bench.table import render
@@ -39,6 +39,7 @@ class BenchRequest:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `loopwright bench`."""
     parser.add_argument("suite", metavar="SUITE", help=f"{', '.join(SUITE_MODULES)} or all")
+    parser.add_argument_group("suites", "\n".join(f"{name:<12}{subject}" for name, subject in SUBJECTS.items()))
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there, as a JSON list")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME", help=f"compare with {' or '.join(peers.PEERS)}"

@@ -23,6 +23,24 @@ SUITE_MODULES = {
 }
 """Each module has a `SUITE`."""
 
+SUBJECTS = {
+    "launch": "programs from launch to return, and how many can live",
+    "calls": "what a call costs a program",
+    "dev": "from a save to what the program does next",
+    "decode": "tokens a second, without programs and HTTP",
+    "growth": "a decode step by sequences and by their contexts",
+    "batching": "requests a second of each batching policy",
+    "overhead": "host time of a step and of a call, engine excluded",
+    "steps": "host time of a step, with steps ahead and without",
+    "mechanisms": "what a token costs by who decides about it",
+    "agents": "agents with tools, as programs and as clients",
+    "serving": "what the HTTP side costs",
+    "techniques": "each technique as a program, and by a client",
+    "memory": "memory of a server: ready, and after many streams",
+    "size": "lines of code, by layer and by example program",
+}
+"""What each measures, for people."""
+
 
 def load_suites(name: str) -> list[Suite]:
     """The suite of that name, or every suite for "all". Raises NotFound."""

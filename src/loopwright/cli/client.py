@@ -13,6 +13,7 @@ import httpx
 from loopwright.core.errors import LoopwrightError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "LOOPWRIGHT_API_KEY"
 
 
 def add_url_argument(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +24,10 @@ def add_url_argument(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def server_client(url: str) -> Iterator[httpx.Client]:
     """A client whose failures are one-line errors."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=30.0, trust_env=False) as client:
             yield client
     except httpx.ConnectError:
         raise Unavailable(
@@ -52,7 +55,8 @@ def checked(response: httpx.Response) -> dict[str, Any]:
         return body
     match body:
         case {"error": {"message": str(message)}}:
-            raise LoopwrightError(f"the server answered {response.status_code}: {message}")
+            hint = f"set {KEY_VARIABLE} to your key" if response.status_code == httpx.codes.UNAUTHORIZED else ""
+            raise LoopwrightError(f"the server answered {response.status_code}: {message}", hint=hint)
     raise LoopwrightError(
         f"{response.url} answered {response.status_code}, and not as a Loopwright server does",
         hint="name another server with --url",

@@ -37,6 +37,7 @@ def examine(config: Config) -> Iterator[Finding]:
     limit = f"; {PROCESSOR} is {os.environ[PROCESSOR]}" if os.environ.get(PROCESSOR) else ""
     yield Finding("instruction sets", (", ".join(processor_sets()) or "none that the kernels know") + limit)
     yield Finding("compiler", find_compiler() or "none")
+    yield _gpu(config)
     yield _kernels(config)
     reason = why_not(new_engine())
     yield Finding("sandbox", "fibers" if reason is None else f"re-entrant calls, which are slower: {reason}")
@@ -44,6 +45,21 @@ def examine(config: Config) -> Iterator[Finding]:
     names = ", ".join(one.name for one in list_models())
     yield Finding("models", names or "none", "" if names else "loopwright model pull default")
     yield Finding("packages", ", ".join(f"{name} {version(name)}" for name in _PACKAGES))
+
+
+def _gpu(config: Config) -> Finding:
+    from loopwright.engine.cuda.choice import describe_gpu  # noqa: PLC0415 (needs torch)
+
+    engine = config.engine
+    if engine.device == "cpu" or (engine.device == "auto" and engine.deterministic):
+        return Finding("GPU", f"not used: engine.{'device' if engine.device == 'cpu' else 'deterministic'} says so")
+    try:
+        found = describe_gpu(engine.attention)
+    except LoopwrightError as error:
+        return Finding("GPU", str(error), error.hint)
+    if found is None:
+        return Finding("GPU", f"none that torch {version('torch')} sees")
+    return Finding("GPU", f"{found}; computes the models that it can run, and the engine of the next line the others")
 
 
 def _kernels(config: Config) -> Finding:

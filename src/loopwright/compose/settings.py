@@ -20,6 +20,7 @@ NO_SETTINGS = {
     "LOOPWRIGHT_CACHE_DIR": "the folder of models and of the prepared sandbox, instead of `~/.cache/loopwright`",
     "LOOPWRIGHT_URL": "the server that `deploy`, `ps`, `logs`, `send` and `cancel` talk to, instead of "
     "`http://127.0.0.1:8000`",
+    "LOOPWRIGHT_API_KEY": "the key that they send, to a server that has `server.keys`",
     "LOOPWRIGHT_PROCESSOR": "the best instruction set that the processor is taken to have: `avx512_bf16`, `avx512`, "
     "`avx2` or `none`; to try what a lesser machine does",
 }

@@ -78,6 +78,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     seconds_s: float  # how long it has run, or ran
     num_events: int
     parent: RunId | None = None  # the run that spawned it
+    tenant: TenantId = ONE_TENANT  # whose it is; to others it is not there
 
 
 class Runs(Protocol):

@@ -108,6 +108,8 @@ def create_executor(
     `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`.
 
     Raises BadRequest and Unavailable as `load_model` and `choose_device` do."""
+    if shape:  # what is refused is refused before gigabytes are drawn
+        choose_device(device, shape_config(shape), dtype, attention, is_deterministic=is_deterministic)
     model = dummy_model(shape_config(shape)) if shape else load_model(path, ahead, layers)
     choice = choose_device(device, model.config, dtype, attention, is_deterministic=is_deterministic)
     if choice is not None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -9,7 +10,7 @@ from loopwright.core.errors import InternalError, LoopwrightError
 from loopwright.core.event_feed import EventFeed
 from loopwright.core.events import Event, Finished, Log, Started, Text
 from loopwright.core.ids import RunId
-from loopwright.core.runs import RunInfo, Runs, open_events
+from loopwright.core.runs import RunInfo, Runs, RunSpec, open_events
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,12 @@ class FollowedRun:
     """A run, and what its worker has told of it. All readers of the run read here. `when_over` is called once the final
     event is there, before a reader sees it."""
 
-    def __init__(self, run_id: RunId, program: str, when_over: Callable[["FollowedRun"], None]) -> None:
+    def __init__(self, run_id: RunId, spec: RunSpec, when_over: Callable[["FollowedRun"], None]) -> None:
         self.run_id = run_id
         self.feed = EventFeed()
         self.num_bytes = 0
-        self._program = program
+        self._program = spec.program or Path(spec.filename).stem
+        self._tenant = spec.tenant
         self._when_over = when_over
 
     async def follow(self, worker: Runs) -> None:
@@ -55,6 +57,7 @@ class FollowedRun:
             started_s=first.time_s,
             seconds_s=final.time_s - first.time_s,
             num_events=len(self.feed),
+            tenant=self._tenant,
         )
 
     def _add(self, event: Event) -> None:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from loopwright.core.control import ControlStats
@@ -160,11 +159,11 @@ class Router:
             self._num_starting[worker] -= 1
         self._live[worker].add(run_id)
         self._remember(run_id, worker)
-        self._follow(worker, run_id, spec.program or Path(spec.filename).stem)
+        self._follow(worker, run_id, spec)
         return run_id
 
-    def _follow(self, worker: Worker, run_id: RunId, program: str) -> None:
-        run = FollowedRun(run_id, program, lambda run: self._end(run, worker))
+    def _follow(self, worker: Worker, run_id: RunId, spec: RunSpec) -> None:
+        run = FollowedRun(run_id, spec, lambda run: self._end(run, worker))
         self._followed[run_id] = run
         task = asyncio.create_task(run.follow(worker))
         self._following.add(task)

@@ -346,6 +346,7 @@ class Launcher:
             seconds_s=end_s - run.started_now_s,
             num_events=len(run.events),
             parent=None if run.parent is None else run.parent.run_id,
+            tenant=run.tenant,
         )
 
     def _forget_oldest(self) -> None:

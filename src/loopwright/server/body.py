@@ -4,7 +4,7 @@ What is wrong with a body is a BadRequest that names the field, or an HTTPExcept
 """
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,6 +13,8 @@ from starlette.requests import Request
 from loopwright.core.errors import BadRequest
 
 MAX_BODY_BYTES = 16 << 20
+MAX_NESTING = 200  # whoever walks through a body may recurse
+MAX_NAMED = 200  # characters of a name that a message repeats
 
 BodyT = TypeVar("BodyT")
 
@@ -32,11 +34,27 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
 def parse_body(payload: bytes, kind: type[BodyT]) -> BodyT:
     """Raises BadRequest whose `field` is the place in the body: `messages[0].role`."""
     try:
-        return msgspec.json.decode(payload, type=kind)
+        body = msgspec.json.decode(payload, type=kind)
     except msgspec.ValidationError as error:
         raise _bad_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
+    if payload.count(b"{") + payload.count(b"[") > MAX_NESTING:
+        for name, value in msgspec.json.decode(payload).items():
+            _check_nesting(value, name[:MAX_NAMED])
+    return body
+
+
+def parse_object(text: str, field: str) -> dict[str, Any]:
+    """A JSON object that stands as text at that field of a body. Raises BadRequest naming the field."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadRequest(f"{field}: is not JSON: {error}", field=field) from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"{field}: is no JSON object", field=field)
+    _check_nesting(value, field)
+    return value
 
 
 def convert_part(part: object, kind: type[BodyT], place: str = "") -> BodyT:
@@ -63,9 +81,21 @@ def _bad_field(problem: str, place: str = "") -> BadRequest:
     path = _joined(place, found["path"] if found else "")
     problem = _AT.sub("", problem)
     if named := _NAMED.match(problem):
-        path = _joined(path, named["name"])
+        path = _joined(path, named["name"][:MAX_NAMED])
         problem = _PROBLEMS[named["problem"]]
     return BadRequest(f"{path}: {problem}" if path else problem, field=path)
+
+
+def _check_nesting(value: object, field: str) -> None:
+    """Raises BadRequest for a value in which lists and objects stand in each other too often."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        parts = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not parts:
+            return
+        level = [inner for part in parts for inner in part]
+    message = f"{field}: lists and objects are nested more than {MAX_NESTING} deep"
+    raise BadRequest(message, field=field)
 
 
 def _joined(place: str, path: str) -> str:

@@ -133,10 +133,20 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 def _detail(request: Request, error: HTTPException) -> str:
     route = f"{request.method} {request.url.path}"
     if error.status_code == 404:  # what is missing behind a route is a NotFound of ours
-        return f"there is no route {route}; GET /openapi.json lists those there are"
+        return f"there is no route {route}; {_where_to_look(request)}"
     if error.status_code == 405:
         return f"there is no {route}; that path takes {(error.headers or {}).get('Allow', 'other methods')}"
     return error.detail
+
+
+def _where_to_look(request: Request) -> str:
+    path = request.url.path
+    paths = {getattr(route, "path", "") for route in request.app.routes}
+    if path.startswith("/v1/v1/") and path[3:] in paths:
+        return "the base URL of this client is the server itself, without /v1"
+    if f"/v1{path}" in paths:
+        return "the base URL of this client ends with /v1"
+    return "GET /openapi.json lists those there are"
 
 
 async def on_client_disconnect(request: Request, error: Exception) -> Response:

@@ -159,4 +159,6 @@ def field_names(
 
 
 def no_model(name: str) -> LoopwrightError:
-    return NotFound(f"the model {name!r} does not exist", hint="GET /v1/models lists those that do", field="model")
+    return NotFound(
+        f"the model {name[:100]!r} does not exist", hint="GET /v1/models lists those that do", field="model"
+    )

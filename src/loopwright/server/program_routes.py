@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound, from_info
 from loopwright.core.ids import RunId
-from loopwright.core.runs import ClientInput, Runs, RunSpec
+from loopwright.core.runs import ClientInput, RunInfo, Runs, RunSpec
 from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response, status_of
+from loopwright.server.identity import current_tenant
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.openapi import takes
 from loopwright.server.sse import EventStream, SseResponse, sse_event
@@ -93,16 +94,14 @@ class ProgramRoutes:
         return await self._start(request, body, spec)
 
     async def runs(self, request: Request) -> Response:
-        """GET /v1/runs: the runs, also those that have ended."""
-        return json_response({"runs": await self._runs.runs()})
+        """GET /v1/runs: the tenant's runs, also those that have ended."""
+        return json_response({"runs": await self._own_runs()})
 
     @takes(query={"after": {"type": "integer"}}, streams=True)
     async def events(self, request: Request) -> Response:
         """GET /v1/runs/{run}/events: what a run tells, from its beginning or after an event."""
-        run_id = RunId(request.path_params["run"])
         after = _read_after(request.query_params.get("after", "-1"))
-        if run_id not in {info.run for info in await self._runs.runs()}:
-            raise NotFound(f"there is no run {run_id!r}", hint="GET /v1/runs lists the runs")
+        run_id = await self._own_run(request)
 
         async def chunks(run: LiveRun) -> AsyncGenerator[bytes]:
             yield (
@@ -116,20 +115,31 @@ class ProgramRoutes:
     @takes(status=202)
     async def cancel(self, request: Request) -> Response:
         """POST /v1/runs/{run}/cancel, DELETE /v1/runs/{run}: ends a run."""
-        run_id = RunId(request.path_params["run"])
+        run_id = await self._own_run(request)
         await self._runs.cancel(run_id)
         return json_response({"run": run_id}, status=202)
 
     @takes(MessageBody, status=202)
     async def send(self, request: Request) -> Response:
         """POST /v1/runs/{run}/messages: says something to a run."""
-        run_id = RunId(request.path_params["run"])
         body = await read_body(request, MessageBody)
         messages = () if isinstance(body.message, msgspec.UnsetType) else (body.message,)
         if not messages and not body.end:
             raise BadRequest("message: is required, or end as true", field="message")
+        run_id = await self._own_run(request)
         await self._runs.send(run_id, ClientInput(messages, is_end=body.end))
         return json_response({"run": run_id}, status=202)
+
+    async def _own_runs(self) -> list[RunInfo]:
+        tenant = current_tenant()
+        return [info for info in await self._runs.runs() if info.tenant == tenant]
+
+    async def _own_run(self, request: Request) -> RunId:
+        """The run that the path names. Raises NotFound, of another tenant's run as of one that is not there."""
+        run_id = RunId(request.path_params["run"])
+        if all(info.run != run_id for info in await self._own_runs()):
+            raise NotFound(f"there is no run {run_id[:100]!r}", hint="GET /v1/runs lists the runs", field="run")
+        return run_id
 
     async def _start(self, request: Request, body: ProgramRunBody, spec: RunSpec) -> Response:
         detach = request.query_params.get("detach", "false")

@@ -25,6 +25,7 @@ from loopwright.server.response_store import KeptResponse, ResponseStore
 Json = dict[str, Any]
 RESPONSE = {"type": "object", "required": ["id", "object", "created_at", "model", "status", "output"]}
 MAX_LISTED = 100
+MAX_DIGITS = 9  # of a number that is short enough to be read
 _NAMES = {"type": "array", "items": {"type": "string"}}
 INCLUDE = {"include": _NAMES, "include[]": _NAMES}
 
@@ -138,7 +139,7 @@ def _read_number(query: Mapping[str, str], name: str) -> int:
 def _listed(kept: KeptResponse, query: Mapping[str, str]) -> Json:
     """A page of the input, in the form of OpenAI's lists."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit) <= MAX_LISTED):
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_LISTED):
         raise BadRequest(f"limit: {limit[:20]!r} is not between 1 and {MAX_LISTED}", field="limit")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order: {order[:20]!r} is neither asc nor desc", field="order")

@@ -100,11 +100,9 @@ class TextRoutes:
         chat = read_chat(await read_body(request, ChatBody))
         model = self._generating.model(chat.body.model)
         arguments = {**prompt_arguments(chat_spec(chat, model)), "with_text": True}
+        arguments["num_kept"] = chat.body.truncate_prompt_tokens
         found = await self._generating.result(request, "tokenize", model, arguments)
-        tokens = found["tokens"]
-        if (num_kept := chat.body.truncate_prompt_tokens) is not None:
-            tokens = tokens[-num_kept:]
-        return json_response(Rendered(model.name, tuple(tokens), found["text"], model.fingerprint))
+        return json_response(Rendered(model.name, tuple(found["tokens"]), found["text"], model.fingerprint))
 
     @takes(answer={"type": "object", "required": ["status"]})
     async def health(self, request: Request) -> Response:

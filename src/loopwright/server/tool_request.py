@@ -4,7 +4,6 @@ messages. Pure. Used by `chat_request`, and by whatever else asks a chat with to
 Only checks what can be known without a model; whether a schema can be held, the run says.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.errors import BadRequest
+from loopwright.server.body import parse_object
 
 MAX_TOOLS = 256
 ToolName = Annotated[str, Meta(pattern="^[A-Za-z0-9_./:-]{1,128}$")]
@@ -127,7 +127,8 @@ def asked_tool(function: FunctionBody, field: str, schema_field: str) -> AskedTo
     schema = dict(function.parameters or {})
     schema.setdefault("type", "object")
     if schema["type"] != "object":
-        raise BadRequest(f'{schema_field}.type: {schema["type"]!r}; it must be "object"', field=f"{schema_field}.type")
+        kind = repr(schema["type"])[:50]
+        raise BadRequest(f'{schema_field}.type: {kind}; it must be "object"', field=f"{schema_field}.type")
     if not isinstance(schema.setdefault("properties", {}), dict):
         raise BadRequest(f"{schema_field}.properties: is no object", field=f"{schema_field}.properties")
     return AskedTool(function.name, function.description or "", schema, function.strict is True, schema_field)
@@ -161,12 +162,7 @@ def read_calls(calls: Sequence[CallBody], place: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number, call in enumerate(calls):
         field = f"{place}.tool_calls[{number}].function.arguments"
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{field}: is not JSON: {error}", field=field) from None
-        if not isinstance(arguments, dict):
-            raise BadRequest(f"{field}: is no JSON object", field=field)
+        arguments = parse_object(call.function.arguments or "{}", field)
         found.append({"id": call.id, "name": call.function.name, "arguments": arguments})
     return found
 

@@ -58,6 +58,14 @@ def choose_device(
     )
 
 
+def describe_gpu(attention: AttentionName = "auto") -> str | None:
+    """The GPU that torch sees and what prompts would attend with, for people; None where it sees none. Raises
+    Unavailable for an attention that cannot be had."""
+    if not torch.cuda.is_available():
+        return None
+    return f"{torch.cuda.get_device_name()}, attention by {_attention(attention, torch.bfloat16)[1]}"
+
+
 def _why_not(config: ModelConfig, dtype: WeightDtype) -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device"

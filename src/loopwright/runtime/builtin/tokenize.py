@@ -18,8 +18,10 @@ async def main(
     add_generation_prompt: bool = True,
     with_strings: bool = False,
     with_text: bool = False,
+    num_kept: int | None = None,
 ) -> dict[str, Any]:
-    """`with_strings` tells each token by itself, `with_text` how the whole reads, control tokens written out."""
+    """`with_strings` tells each token by itself, `with_text` how the whole reads, control tokens written out.
+    `num_kept`: of the last tokens alone."""
     if messages is None:
         found = await resources.tokenize(text, starts_context=starts_context)
     else:
@@ -31,7 +33,7 @@ async def main(
             tools=tools,
             options=template,
         )
-    tokens = found["tokens"]
+    tokens = found["tokens"] if num_kept is None else found["tokens"][-num_kept:]
     if not (with_strings or with_text):
         return {"tokens": tokens, "strings": None}
     pieces = (await resources.detokenize(tokens, each=True))["pieces"]
