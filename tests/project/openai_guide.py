@@ -52,6 +52,7 @@ its `tool_call_id`. What the model is told of them is its chat template's affair
 parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 asked = {
     "model": "SmolLM2-135M-Instruct",
+    "temperature": 0,
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
 }
 messages = [{"role": "user", "content": "What is the weather in Paris?"}]

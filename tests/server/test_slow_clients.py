@@ -4,7 +4,7 @@ with its run. One that reads again in time gets everything, in fewer chunks."""
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -159,3 +159,38 @@ def _dechunked(told: bytes) -> str:
         parts.append(told[end + 2 : end + 2 + size])
         place = end + 4 + size
     return b"".join(parts).decode()
+
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1", HEAD, HEAD + b'{"model":'])
+async def test_a_client_that_never_ends_its_request_is_cut_off(sent: bytes) -> None:
+    fake = FakeRuns()
+    async with served(fake, 0.05) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        told = b""
+        with suppress(ConnectionResetError):
+            told = await reader.read()
+        assert told == b""
+        writer.close()
+    assert fake.started == []
+
+
+async def test_nothing_more_is_awaited_of_a_client_whose_request_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Connection] = []
+    make = Connection.connection_made
+
+    def noted(self: Connection, transport: asyncio.Transport) -> None:
+        made.append(self)
+        make(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", noted)
+    fake = FakeRuns()
+    async with served(fake, NEVER_S) as port, asking(port):
+        await eventually(lambda: len(fake.started) == 1)
+        assert [one._silence for one in made] == [None]

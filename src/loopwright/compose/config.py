@@ -120,7 +120,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5
     stall_s: Annotated[
         float,
-        Meta(gt=0, le=3600, description="a client that reads nothing of its answer for so long is cut off, in seconds"),
+        Meta(
+            gt=0,
+            le=3600,
+            description="a client that reads nothing of its answer, or sends nothing of its request, for so long "
+            "is cut off, in seconds",
+        ),
     ] = 30.0
     keys: Annotated[
         dict[str, str],

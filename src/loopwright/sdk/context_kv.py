@@ -6,13 +6,13 @@ whatever is missing is run again when it is needed, under the view that it had.
 
 from typing import Any
 
-from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.errors import BadRequest, LoopwrightError
 from loopwright.sdk.page_list import PageList, Payload
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_state import RunState
 from loopwright.sdk.spans import Spans, common, minus, numbers, size_of, spans_of, split
 from loopwright.sdk.token_log import TokenLog
-from loopwright.sdk.views import View, ViewLog
+from loopwright.sdk.views import View, ViewLog, Window
 
 MAX_TOKENS_AT_ONCE = 256
 """Tokens that run before what nobody sees any more is dropped: so much more than its window may a context hold."""
@@ -92,8 +92,19 @@ class ContextKv:
         await self.pages.keep(views.asked_by(len(self._log)))
         self.views = views
 
+    async def window_of(self, num_tokens: int, sinks: int) -> Window:
+        """A window of so many tokens and sinks, in whole pages. Raises BadRequest for what cannot be one."""
+        if num_tokens < 1 or sinks < 0:
+            raise BadRequest(f"window: {num_tokens} tokens and {sinks} sinks; at least 1 and 0", field="window")
+        size = await self.pages.page_size()
+        return Window(num_tokens, -(-sinks // size) * size, size)
+
     async def truncate(self, num_tokens: int) -> None:
-        """Keeps the first tokens."""
+        """Keeps the first tokens. Raises BadRequest if there are not so many."""
+        if not 0 <= num_tokens <= len(self._log):
+            raise BadRequest(
+                f"truncate: {num_tokens} is not from 0 to the context's {len(self._log)}", field="num_tokens"
+            )
         views = self.views.truncated(num_tokens)
         await self.pages.keep(views.asked_by(num_tokens))
         await self._log.truncate(num_tokens)

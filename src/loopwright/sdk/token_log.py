@@ -4,12 +4,13 @@ Never knows of KV or views. Owned by one Context.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.resources import detokenize, render_chat, tokenize
-from loopwright.sdk.spans import Spans, common, moved_up, numbers, size_of
+from loopwright.sdk.spans import Span, Spans, common, moved_up, numbers, size_of, spans_of
 from loopwright.sdk.transcript import Message, Transcript
 
 Part = str | list[int] | Message  # what was appended and is not tokens yet
@@ -58,6 +59,11 @@ class TokenLog:
         self.tokens += tokens
         self.num_written += len(tokens)
 
+    async def transcribe(self, tokens: Sequence[int]) -> None:
+        """Of a chat whose assistant has the word, notes what tokens that are added say."""
+        if self.transcript.is_open:
+            self.transcript.write((await detokenize(tokens, model=self._model))["text"])
+
     async def truncate(self, num_tokens: int) -> None:
         """Keeps the first tokens. Of a message cut in two, what is left counts as written behind those before it."""
         while self.marks[-1][0] > num_tokens:
@@ -78,6 +84,21 @@ class TokenLog:
         kept = [*left, (gone[-1][1], len(self.tokens))]
         self.tokens = [self.tokens[place] for place in numbers(kept)]
         self.marks = [(moved_up(marked, gone), transcript) for marked, transcript in self.marks]
+
+    async def ids_of(self, text: str) -> list[int]:
+        """The tokens of a text that would follow."""
+        ids: list[int] = (await tokenize(text, model=self._model))["tokens"]
+        return ids
+
+    def checked(self, spans: Iterable[Span | range]) -> Spans:
+        """Spans of its tokens. Raises BadRequest for what is not within them."""
+        pairs = [(one.start, one.stop) if isinstance(one, range) else one for one in spans]
+        for start, end in pairs:
+            if not 0 <= start <= end <= len(self.tokens):
+                raise BadRequest(
+                    f"span: {start} … {end} is not within the context's {len(self.tokens)} tokens", field="span"
+                )
+        return spans_of(pairs)
 
     def copy(self) -> "TokenLog":
         """Of what is tokens already."""
@@ -100,8 +121,7 @@ class TokenLog:
             self.transcript.write(part)
         else:
             ids = part
-            if self.transcript.is_open:
-                self.transcript.write((await detokenize(part, model=self._model))["text"])
+            await self.transcribe(part)
         self._extend_given(ids)
 
     def _extend_given(self, tokens: Sequence[int]) -> None:

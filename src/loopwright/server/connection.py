@@ -1,8 +1,8 @@
-"""One client's connection: uvicorn's, with an end for clients that stop reading. Never knows a request.
+"""One client's connection: uvicorn's, with an end for clients that stop reading or sending. Never knows a request.
 
 Made by uvicorn, as `http` configures it. When a client does not read, what is written stays in our memory. Beyond the
 transport's high-water mark its answer waits; once it has read nothing for a while, the connection is cut, and with it
-ends whatever was done for it.
+ends whatever was done for it. One that begins a request, or only connects, and then sends nothing is cut as late.
 """
 
 import asyncio
@@ -16,11 +16,30 @@ _log = logging.getLogger(__name__)
 
 
 class Connection(HttpToolsProtocol):
-    """A subclass says how long a client may read nothing while an answer waits for it."""
+    """A subclass says how long a client may read nothing while an answer waits for it, or send nothing of a request
+    that is not whole."""
 
     stall_s = STALL_S
     _check: asyncio.TimerHandle | None = None
     _num_unread = 0
+    _silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_more()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._silence is not None:
+            self._await_more()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_more()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._await_nothing()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -32,7 +51,21 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._await_nothing()
         super().connection_lost(exc)
+
+    def _await_more(self) -> None:
+        self._await_nothing()
+        self._silence = self.loop.call_later(self.stall_s, self._cut_silent)
+
+    def _await_nothing(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _cut_silent(self) -> None:
+        _log.info("a client sent nothing of a request for %s s: its connection is cut", self.stall_s)
+        self.transport.abort()
 
     def _watch(self) -> None:
         self._num_unread = self.transport.get_write_buffer_size()
