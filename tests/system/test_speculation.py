@@ -149,13 +149,13 @@ async def main(prompt: str, drafting: float):
     ("cost", "drafting", "pays"), [(None, 0.0, True), (1.9, 0.0, True), (2.5, 0.0, False), (0.5, 2.0, False)]
 )
 def test_guesses_go_on_as_long_as_they_bring_what_they_cost_on_this_server(
-    cost: float | None, drafting: float, pays: bool
+    cost: float | None, drafting: float, pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four are right each time: a round brings two tokens and one more."""
+    monkeypatch.setattr("loopwright.control.controller.StepTimes", lambda: Priced(cost))
 
     async def scenario() -> None:
         async with byte_system(**OPTIONS) as system:
-            system.controller._step_times = Priced(cost)  # type: ignore[assignment]
             same, asked, gave_up, num_guesses, total = (
                 await system.run(PRICED, prompt=PROMPT, drafting=drafting)
             ).result
