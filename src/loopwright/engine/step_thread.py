@@ -1,31 +1,29 @@
 """Runs batches one at a time on a thread of its own, in the order they came. Never looks into a batch. No torch here.
 
-Used by the executors, real and scripted.
+Used by the executors, real and scripted; what it is made of also by the pipeline of a device.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from queue import SimpleQueue
 
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.errors import InternalError, LoopwrightError, Unavailable
 
 
-class StepThread:
-    """`run` is called on the thread, inside `scope()`; what it raises fails that step's future and nothing else."""
+class BatchQueue:
+    """Batches on their way to one thread, each with its future, until the end."""
 
-    def __init__(
-        self, name: str, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]
-    ) -> None:
+    def __init__(self) -> None:
         self._waiting: SimpleQueue[tuple[Batch, Future[StepResult]] | None] = SimpleQueue()
         self._lock = threading.Lock()  # keeps a submit from slipping in behind the end mark
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, args=(run, scope), name=name, daemon=True)
-        self._thread.start()
 
     def submit(self, batch: Batch) -> Future[StepResult]:
+        """Raises Unavailable once it is closed."""
         future: Future[StepResult] = Future()
         with self._lock:
             if self._is_closed:
@@ -34,25 +32,24 @@ class StepThread:
         return future
 
     def close(self) -> None:
-        """Runs what was submitted, then ends the thread. May be called twice."""
+        """What was submitted is still taken. May be called twice."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._waiting.put(None)
-        self._thread.join()
 
-    def _work(self, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]) -> None:
-        with scope():
-            while (waiting := self._waiting.get()) is not None:
-                batch, future = waiting
-                if future.set_running_or_notify_cancel():
-                    _complete(future, run, batch)
-                del waiting, batch, future  # an idle thread keeps no results alive
+    def taken(self) -> Iterator[tuple[Batch, Future[StepResult]]]:
+        """Those that nobody cancelled, in order, up to the end. Waits for them."""
+        while (waiting := self._waiting.get()) is not None:
+            if waiting[1].set_running_or_notify_cancel():
+                yield waiting
+            del waiting  # an idle thread keeps no results alive
 
 
-def _complete(future: Future[StepResult], run: Callable[[Batch], StepResult], batch: Batch) -> None:
+def settle(future: Future[StepResult], compute: Callable[[], StepResult]) -> None:
+    """What `compute` returns or raises becomes the future's."""
     try:
-        result = run(batch)
+        result = compute()
     except LoopwrightError as error:
         future.set_exception(error)
     except Exception as error:  # noqa: BLE001 — the edge of the thread: any fault is this step's, and the thread lives on
@@ -61,3 +58,28 @@ def _complete(future: Future[StepResult], run: Callable[[Batch], StepResult], ba
         future.set_exception(fault)
     else:
         future.set_result(result)
+
+
+class StepThread:
+    """`run` is called on the thread, inside `scope()`; what it raises fails that step's future and nothing else."""
+
+    def __init__(
+        self, name: str, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._queue = BatchQueue()
+        self._thread = threading.Thread(target=self._work, args=(run, scope), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        return self._queue.submit(batch)
+
+    def close(self) -> None:
+        """Runs what was submitted, then ends the thread. May be called twice."""
+        self._queue.close()
+        self._thread.join()
+
+    def _work(self, run: Callable[[Batch], StepResult], scope: Callable[[], AbstractContextManager[object]]) -> None:
+        with scope():
+            for batch, future in self._queue.taken():
+                settle(future, partial(run, batch))
+                del batch, future  # an idle thread keeps no results alive

@@ -40,10 +40,26 @@ def create_app(
 ) -> Starlette:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts; `kept`, what is kept of responses."""
-    clock = clock or SystemClock()
+    middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
+    if (hosts := allowed_hosts(host)) is not None:
+        middleware.append(Middleware(HostCheck, hosts))
+    return Starlette(
+        routes=_routes(runs, clock or SystemClock(), kept or ResponsesConfig()),
+        middleware=middleware,
+        exception_handlers={
+            LoopwrightError: errors.on_loopwright_error,
+            HTTPException: errors.on_http_exception,
+            ClientDisconnect: errors.on_client_disconnect,
+            Exception: errors.on_fault,
+        },
+    )
+
+
+def _routes(runs: Runs, clock: Clock, kept: ResponsesConfig) -> list[BaseRoute]:
+    """Each path with what answers it."""
     generating = Generating(runs, clock)
     openai = OpenAIRoutes(generating)
-    store = ResponseStore(clock, kept or ResponsesConfig())
+    store = ResponseStore(clock, kept)
     responses = ResponseRoutes(generating, store)
     messages = MessageRoutes(generating)
     programs = ProgramRoutes(runs)
@@ -84,16 +100,4 @@ def create_app(
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
-    middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
-    if (hosts := allowed_hosts(host)) is not None:
-        middleware.append(Middleware(HostCheck, hosts))
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={
-            LoopwrightError: errors.on_loopwright_error,
-            HTTPException: errors.on_http_exception,
-            ClientDisconnect: errors.on_client_disconnect,
-            Exception: errors.on_fault,
-        },
-    )
+    return routes

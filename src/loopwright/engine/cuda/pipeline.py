@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from loopwright.core.batch import Batch, StepResult
-from loopwright.core.errors import InternalError, LoopwrightError, Unavailable
+from loopwright.engine.step_thread import BatchQueue, settle
 
 
 class UnderWay(Protocol):
@@ -30,10 +30,8 @@ class Pipeline:
     def __init__(
         self, name: str, launch: Callable[[Batch], UnderWay], scope: Callable[[], AbstractContextManager[object]]
     ) -> None:
-        self._waiting: SimpleQueue[tuple[Batch, Future[StepResult]] | None] = SimpleQueue()
-        self._launched: SimpleQueue[tuple[Callable[[], StepResult], Future[StepResult]] | None] = SimpleQueue()
-        self._lock = threading.Lock()  # keeps a submit from slipping in behind the end mark
-        self._is_closed = False
+        self._queue = BatchQueue()
+        self._launched: SimpleQueue[tuple[Future[StepResult], Callable[[], StepResult]] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._launch_all, args=(launch, scope), name=f"{name}-launch", daemon=True),
             threading.Thread(target=self._read_all, name=f"{name}-read", daemon=True),
@@ -42,19 +40,11 @@ class Pipeline:
             thread.start()
 
     def submit(self, batch: Batch) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise Unavailable("the engine is closed; it takes no more batches")
-            self._waiting.put((batch, future))
-        return future
+        return self._queue.submit(batch)
 
     def close(self) -> None:
         """Runs what was submitted, then ends the threads. May be called twice."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._waiting.put(None)
+        self._queue.close()
         for thread in self._threads:
             thread.join()
 
@@ -62,20 +52,18 @@ class Pipeline:
         self, launch: Callable[[Batch], UnderWay], scope: Callable[[], AbstractContextManager[object]]
     ) -> None:
         with scope():
-            while (waiting := self._waiting.get()) is not None:
-                batch, future = waiting
-                if future.set_running_or_notify_cancel():
-                    try:
-                        read = launch(batch).result
-                    except Exception as error:  # noqa: BLE001 (told on the reading thread, in its turn)
-                        read = _raiser(error)
-                    self._launched.put((read, future))
-                del waiting, batch, future  # an idle thread keeps no results alive
+            for batch, future in self._queue.taken():
+                try:
+                    read = launch(batch).result
+                except Exception as error:  # noqa: BLE001 (told on the reading thread, in its turn)
+                    read = _raiser(error)
+                self._launched.put((future, read))
+                del batch, future, read  # an idle thread keeps no results alive
         self._launched.put(None)
 
     def _read_all(self) -> None:
         while (launched := self._launched.get()) is not None:
-            _complete(*launched)
+            settle(*launched)
             del launched
 
 
@@ -84,16 +72,3 @@ def _raiser(error: Exception) -> Callable[[], StepResult]:
         raise error
 
     return read
-
-
-def _complete(read: Callable[[], StepResult], future: Future[StepResult]) -> None:
-    try:
-        result = read()
-    except LoopwrightError as error:
-        future.set_exception(error)
-    except Exception as error:  # noqa: BLE001 — the edge of the thread: any fault is this step's, and the thread lives on
-        fault = InternalError(f"the step failed: {type(error).__name__}: {error}")
-        fault.__cause__ = error
-        future.set_exception(fault)
-    else:
-        future.set_result(result)
