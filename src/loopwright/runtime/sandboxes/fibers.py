@@ -219,7 +219,7 @@ class Fiber:
     """One call of the guest's `run`: polled until it has returned, suspended in between.
 
     After a poll that did not finish it, the guest either waits for events (`waits_ms` is its timeout in milliseconds,
-    negative for none) or was interrupted by a tick (`waits_ms` is None). `has_submitted` is set by each of its calls."""
+    negative for none) or was interrupted by a tick (`waits_ms` is None). Each call of its sets `has_submitted`."""
 
     def __init__(
         self,
