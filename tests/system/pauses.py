@@ -1,7 +1,7 @@
-"""How long a large request holds the event loop, by kind of body: the longest turn that the loop took while it was served.
+"""How long a large request holds the event loop, by kind of body: the longest turn of the loop while it was served.
 
-`make pauses` prints the table of docs/large-requests.md. Each body is as large as the server takes by default, or as told:
-one turn of all the tasks of the loop is the unit, so that what a thread does counts only as far as it holds the interpreter.
+`make pauses` prints the table of docs/large-requests.md. Each body is as large as the server takes by default, or as
+told. What a thread does meanwhile counts only as far as it holds the interpreter.
 """
 
 import argparse
@@ -121,6 +121,7 @@ def bodies(num_bytes: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
         return [one] * (num_bytes // (len(json.dumps(one, separators=(",", ":"))) + 1) - 20)
 
     message = {"role": "user", "content": "x"}
+    part = {"type": "text", "text": "x"}
     tool = {"type": "function", "function": {"name": "f"}}
     chats, completions = "/v1/chat/completions", "/v1/completions"
     return {
@@ -129,10 +130,7 @@ def bodies(num_bytes: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
         "chat, spaces": (chats, lambda: chat(messages=[{"role": "user", "content": text(" ")}])),
         "chat, one word": (chats, lambda: chat(messages=[{"role": "user", "content": text("a")}])),
         "chat, messages": (chats, lambda: chat(messages=many(message))),
-        "chat, parts": (
-            chats,
-            lambda: chat(messages=[{"role": "user", "content": many({"type": "text", "text": "x"})}]),
-        ),
+        "chat, parts": (chats, lambda: chat(messages=[{"role": "user", "content": many(part)}])),
         "chat, [] in an audio part": (
             chats,
             lambda: chat(messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": many([])}]}]),
@@ -191,25 +189,26 @@ async def application(max_context: int, **options: Any) -> AsyncIterator[Any]:
         async with system_over(
             executor, model_text(info, tokenizer), runtime=RuntimeConfig(allows_native=True), control=ControlConfig()
         ) as system:
+            gc.freeze()  # as `loopwright serve` does
             yield create_app(system.launcher, **options)
+            gc.unfreeze()
     finally:
         executor.close()
 
 
 async def main(num_bytes: int, max_context: int, only: str) -> None:
     async with application(max_context) as app:
-        small = json.dumps({"prompt": "x"}).encode()
-        await measured(app, "/tokenize", small)  # what is made once
-        print(
-            f"| body of {num_bytes / (1 << 20):g} MiB | longest turn, ms | of it CPU, ms | answer |\n|---|---|---|---|"
-        )
+        for small in ({}, {"guided_json": {"type": "object"}}):  # what is made once
+            asked = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **small}
+            await measured(app, "/v1/chat/completions", json.dumps(asked).encode())
+        mib = num_bytes / (1 << 20)
+        sys.stdout.write(f"| body of {mib:g} MiB | longest turn, ms | of it CPU, ms | answer |\n|---|---|---|---|\n")
         for name, (path, make) in bodies(num_bytes).items():
             if only in name:
                 found = await measured(app, path, make())
-                print(
-                    f"| {name} | {found.wall_s * 1e3:.0f} | {found.cpu_s * 1e3:.0f} | {found.status} {found.said} |",
-                    flush=True,
-                )
+                row = (name, f"{found.wall_s * 1e3:.0f}", f"{found.cpu_s * 1e3:.0f}", f"{found.status} {found.said}")
+                sys.stdout.write(f"| {' | '.join(row)} |\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import signal
 import sys
 from functools import partial
@@ -50,7 +51,14 @@ async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> sig
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
         server = config.server
-        app = create_app(system.runs, host=server.host, tenant_of=tenant_of, kept=server.responses)
+        app = create_app(
+            system.runs,
+            host=server.host,
+            tenant_of=tenant_of,
+            kept=server.responses,
+            max_body_bytes=server.max_body_bytes,
+        )
+        gc.freeze()  # what is there now stays: to look through it for garbage would take a tenth of a second each time
         return await serve(
             app,
             server.host,

@@ -17,6 +17,9 @@ from loopwright.text.stream import detokenize
 MAX_CHARS_ON_LOOP = 8192
 """Text that is tokenized on the event loop's thread: two milliseconds' worth."""
 
+MESSAGE_CHARS = 64
+"""What a message takes beside its text to be rendered, as text."""
+
 Payload: TypeAlias = dict[str, Any]
 
 
@@ -37,7 +40,7 @@ class TextCalls:
         return {**found, "pieces": [self._piece(token) for token in call.tokens]} if call.each else found
 
     def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
-        num_chars = sum(len(message.content) for message in call.messages)
+        num_chars = sum(MESSAGE_CHARS + len(message.content) for message in call.messages)
         num_chars += sum(len(msgspec.json.encode(one.tool_calls)) for one in call.messages if one.tool_calls)
         num_chars += len(msgspec.json.encode(call.tools)) if call.tools else 0
         return _soon(num_chars, lambda: {"tokens": self._fitting(call, self._tokens_of_chat(call))})

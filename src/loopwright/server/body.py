@@ -5,10 +5,9 @@ No body holds the event loop up: `shape` looks at a large one piece by piece bef
 """
 
 import asyncio
-import gc
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from loopwright.core.errors import BadRequest
+from loopwright.core.no_collecting import no_collecting
 from loopwright.server.json_shape import Shape
 
 MAX_BODY_BYTES = 4 << 20
@@ -25,7 +25,7 @@ MAX_VALUES = 1 << 18
 """Values of a body, names of fields not counted: twice as many as the largest contexts have tokens."""
 
 LARGE_BYTES = 64 << 10
-"""What is done with a larger body, piece by piece of it in Python, is done on a thread: the loop has its turns meanwhile."""
+"""What is done in Python with a larger body is done on a thread: the loop has its turns meanwhile."""
 
 MAX_NESTING = 200  # whoever walks through a body may recurse
 MAX_NAMED = 200  # characters of a name that a message repeats
@@ -43,7 +43,7 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HTTPException(415, f"the body is {media_type or 'of no stated type'}; send application/json")
-    payload = await _read_bounded(request, getattr(request.app.state, "max_body_bytes", MAX_BODY_BYTES))
+    payload = await _read_bounded(request, request.app.state.max_body_bytes)
     if Shape.may_exceed(payload, MAX_VALUES, MAX_NESTING):
         await check_shape(payload)
     request.state.num_body_bytes = len(payload)
@@ -57,7 +57,7 @@ async def off_loop(request: Request, work: Callable[[], ResultT]) -> ResultT:
 
 def parse_body(payload: bytes, kind: type[BodyT]) -> BodyT:
     """Raises BadRequest whose `field` is the place in the body: `messages[0].role`."""
-    with _no_collection():
+    with no_collecting():
         try:
             return msgspec.json.decode(payload, type=kind)
         except msgspec.ValidationError as error:
@@ -97,19 +97,6 @@ async def check_shape(payload: bytes) -> None:
         await asyncio.sleep(0)
     if shape.max_depth > MAX_NESTING + 1:  # the body is an object itself
         raise _too_deep(payload)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing that is decoded is garbage, and looking for some, again and again, takes longer than to decode it."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def _read_bounded(request: Request, max_bytes: int) -> bytes:

@@ -127,7 +127,8 @@ class Generating:
             async with started_run(self.runs, spec) as run:
                 _, finished = await read_to_end(run)
             if finished.error is not None:
-                raise renamed(from_info(finished.error), {"text": "prompt"})
+                of_chat = {"tokens": "messages"} if arguments.get("messages") else {}
+                raise renamed(from_info(finished.error), {"text": "prompt", **of_chat})
             return finished.result
 
         return await unless_disconnected(request.receive, result())

@@ -1,4 +1,4 @@
-"""How many values a JSON text has, and how deeply they stand in each other, before anything is made of it. Never decodes.
+"""How many values a JSON text has, and how deeply they stand in each other, before it is decoded. Never decodes.
 
 Goes through a text piece by piece at the speed of `bytes.split`, so that whoever reads a large one can let others in
 between. Used by `body`.

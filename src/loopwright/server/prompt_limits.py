@@ -1,4 +1,4 @@
-"""Refuses prompts that no model's context holds, before anything is made of them. Pure. Used by what makes runs of requests.
+"""Refuses prompts that no model's context holds, before anything is made of them. Pure. Used by who makes their runs.
 
 A token has so many bytes at most, so a text of more bytes than the context times that cannot fit; of one that might,
 the run says.
@@ -10,7 +10,7 @@ from typing import Any
 from loopwright.core.errors import BadRequest, ContextTooLong
 from loopwright.core.model_info import ModelInfo
 
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 2048
 MAX_PARTS = 4096
 """Of all messages together."""
 

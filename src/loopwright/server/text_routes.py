@@ -17,7 +17,10 @@ from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.generation import TokenId
 from loopwright.server.openapi import takes
+from loopwright.server.prompt_limits import check_number
 from loopwright.server.tool_request import ToolBody
+
+MAX_TOKENIZED_CHARS = 1 << 20
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,6 +83,7 @@ class TextRoutes:
         else:
             if body.add_generation_prompt is not None:
                 raise BadRequest("add_generation_prompt: only with messages", field="add_generation_prompt")
+            check_number("prompt", len(body.prompt or ""), MAX_TOKENIZED_CHARS, "characters")
             arguments |= {"text": body.prompt, "starts_context": body.add_special_tokens is not False}
         found = await self._generating.result(request, "tokenize", model, arguments)
         tokens, strings = found["tokens"], found["strings"]
