@@ -11,10 +11,11 @@ from engine_rig import pairs
 
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.samplers import SamplerRun
-from loopwright.engine.cuda.answers import answer_together
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, draw_rows
+from loopwright.engine.cuda.answers import Answers
+from loopwright.engine.cuda.processing import draw_open
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
-from loopwright.engine.sampler import Question, answer, choose
+from loopwright.engine.sampler import Question, answer
 from sampler_rig import SAMPLERS, STATES, initial, traced
 
 CPU = torch.device("cpu")
@@ -49,22 +50,11 @@ def test_rows_drawn_together_are_drawn_as_each_by_itself(vocab_size: int, temper
         for place, fields in enumerate(itertools.chain(*[FILTERS] * 3))
     ]  # fmt: skip
     positions = np.arange(len(samplings)) * 7
-    drawn = draw_rows(logits, RowSamplings.of(samplings, CPU), positions)
-    still_open = set(drawn.open_rows())
+    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
     expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
     for row, result in enumerate(expected):
-        if row not in still_open:
-            assert int(drawn.ids[row]) == result.token_id
-            assert float(drawn.logprobs[row]) == pytest.approx(result.logprob, abs=1e-4)
-    assert len(still_open) < 6
-
-
-def test_a_nucleus_that_is_too_large_is_left_open() -> None:
-    logits = some_logits(2, 5 * MAX_CANDIDATES, spread=0.01)
-    wide, narrow = Sampling(temperature=1.0, top_p=0.99), Sampling(temperature=1.0, top_p=0.01)
-    drawn = draw_rows(logits, RowSamplings.of([wide, narrow], CPU), np.array([1, 1]))
-    assert drawn.open_rows() == [0]
-    assert int(drawn.ids[1]) == choose(logits[1], narrow, 1)
+        assert int(ids[row]) == result.token_id
+        assert float(logprobs[row]) == pytest.approx(result.logprob, abs=1e-4)
 
 
 def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
@@ -120,11 +110,15 @@ def questions() -> list[Question]:
     return made
 
 
+def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
+    return Answers(logits, asked, SamplingColumns(CPU), draw_open, fed).results()
+
+
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
     asked = questions()
     logits = some_logits(len(asked), seed=2)
     logits[1, 40] = torch.nan
-    for mine, theirs in zip(answer_together(logits, asked), answer(logits, asked), strict=True):
+    for mine, theirs in zip(together(logits, asked), answer(logits, asked), strict=True):
         assert mine.error == theirs.error
         assert [one.token_id for one in mine.sampled] == [one.token_id for one in theirs.sampled]
         for one, other in zip(mine.sampled, theirs.sampled, strict=True):
