@@ -5,6 +5,7 @@ Called by the executor, one batch at a time. It owns the model's KV cache and em
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -184,7 +185,7 @@ class ModelRunner:
         hidden, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
         hidden = self._forward(hidden, positions, planned)
-        ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
+        ends = list(accumulate(row.num_tokens for row in rows))
         self._write_outputs(rows, ends, hidden, positions)
         return hidden, ends
 

@@ -18,9 +18,12 @@ Landing: TypeAlias = Callable[[], NDArray[Any]]
 
 def to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
     """A copy, which is under way when this returns."""
-    if device.type != "cuda":
-        return torch.from_numpy(numbers.copy())
-    return torch.from_numpy(np.ascontiguousarray(numbers)).pin_memory().to(device, non_blocking=True)
+    return placed(torch.from_numpy(np.array(numbers)), device)
+
+
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's, likewise; on the CPU it is the very same."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class HostCopies:

@@ -19,6 +19,7 @@ from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+from loopwright.engine.transfer import to_device
 
 _FITTING = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -90,7 +91,7 @@ class DeviceDecoder:
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
         """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         self._run_layers(hidden, self._rotations(positions), places, planned.attend)

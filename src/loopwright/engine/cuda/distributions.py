@@ -183,4 +183,5 @@ def _ranks(seen: Tensor, place: Tensor, token: Tensor) -> Tensor:
 
 def _entropies(seen: Tensor, own: Tensor) -> Tensor:
     """In nats; -inf has no probability and adds nothing."""
-    return torch.special.entr((seen.double() - own[:, None]).exp()).sum(-1)
+    entropies: Tensor = torch.special.entr((seen.double() - own[:, None]).exp()).sum(-1)
+    return entropies

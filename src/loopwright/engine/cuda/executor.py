@@ -3,6 +3,7 @@
 Made by compose through engine.executor, driven by control.
 """
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class DeviceExecutor:
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
         self._shape = runner.shape
+        self._device = choice.device
 
         @contextmanager
         def scope() -> Iterator[None]:
@@ -65,7 +67,11 @@ class DeviceExecutor:
         return self._pipeline.submit(batch)
 
     def close(self) -> None:
+        """Weights, KV and graphs are given back; they are the runner's, which only the threads knew."""
         self._pipeline.close()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> int:

@@ -5,17 +5,19 @@ Made by the runner, read on the thread that tells control.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, RowResult, Sampled, StepResult
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.samplers import SamplerState
 from loopwright.engine.model_runner import Asked
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
+
+if TYPE_CHECKING:
+    from loopwright.core.samplers import SamplerState
 
 
 class Pending(Protocol):
@@ -74,11 +76,12 @@ class Launched:
     """A batch under way. Any thread may ask it."""
 
     def __init__(
-        self, batch: Batch, num_decodes: int, known: Mapping[int, RowResult], step: tuple[Reading, Sequence[int]] | None,
-        parts: Sequence[Part], heads: tuple[Mapping[int, RowResult], Sequence[Part]], shifts: Sequence[RowResult],
+        self, batch: Batch, num_decodes: int, known: Mapping[int, RowResult],
+        step: tuple[Reading, Sequence[int]] | None, parts: Sequence[Part],
+        heads: tuple[Mapping[int, RowResult], Sequence[Part]], shifts: Sequence[RowResult],
     ) -> None:  # fmt: skip
-        """`known` and `parts` have the results of rows by their places among `all_rows`; `step` those of the decode step
-        that have no other, the batch's `num_decodes` decode rows first. `heads` likewise, by place among them."""
+        """`known` and `parts` have the results of rows by their places among `all_rows`; `step` those of the decode
+        step that have no other, the batch's `num_decodes` decode rows first. `heads` likewise, by place among them."""
         self.sampled: Tensor | None = None  # [2, rows]: ids and failures on the device
         self.states: Mapping[int, SamplerState] = {}  # what samplers leave to the next token, by place
         self.tell: Callable[[Sequence[int]], None] | None = None  # is told the decode rows' ids

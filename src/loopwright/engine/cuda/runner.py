@@ -150,7 +150,7 @@ class DeviceRunner(ModelRunner):
         return other
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
-        """The samplings of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
+        """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
         if not singles:
             samplings = self._columns.of(decodes.samplings)
             return samplings, samplings.special
