@@ -20,7 +20,7 @@ from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
-from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.executor import create_executor
@@ -441,6 +441,23 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
     small = dataclasses.replace(plan, free_bytes=16 << 30)
     with pytest.raises(Unavailable, match=r"weights 16\.06 GB, .* are more than the 17\.18 GB free"):
         small.num_blocks()
+
+
+@pytest.mark.parametrize(
+    ("shape", "free_gb", "num_tokens"),
+    [("llama-8b", 141, 32768), ("llama-8b", 80, 16384), ("llama-8b", 24, 2048), ("llama-8b", 10, 2048),
+     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192)],
+)  # fmt: skip
+def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
+    shape: str, free_gb: int, num_tokens: int
+) -> None:
+    config = shape_config(shape)
+    assert step_tokens(config, torch.bfloat16, max_rows=256, free_bytes=free_gb * 10**9) == num_tokens
+    assert step_tokens(config, torch.bfloat16, max_rows=2000, free_bytes=10**9) >= 4000
+    if free_gb > 20:  # and what is left is for KV
+        free_bytes = free_gb * 10**9
+        plan = MemoryPlan.of(config, torch.bfloat16, max_rows=256, max_tokens=num_tokens, free_bytes=free_bytes)
+        assert plan.num_blocks() * plan.block_bytes > (free_bytes - plan.weight_bytes) / 2
 
 
 def test_a_dummy_has_the_shape_that_was_asked_for() -> None:
