@@ -13,6 +13,7 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import DeviceChoice
+from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.pipeline import Pipeline
@@ -37,13 +38,13 @@ class DeviceExecutor:
         with torch.inference_mode():
             parts = DeviceParts.make(
                 model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-                has_kernels=choice.has_kernels,
+                has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
             )  # fmt: skip
             runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
             runner.capture(report)
         self.config = model.config
         self.quantization = model.quantization
-        self.dtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
+        self.dtype = choice.weights
         self.computed_by = choice.reason
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
@@ -73,6 +74,9 @@ def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: in
     if choice.device.type != "cuda":
         return wanted or 2048
     free, _ = torch.cuda.mem_get_info(choice.device)
-    placed = sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
-    plan = MemoryPlan.of(model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free + placed)
+    if choice.weights in ("float32", "bfloat16"):  # what lies there already is taken as it is
+        free += sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+    plan = MemoryPlan.of(
+        model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, max_tokens=max_tokens, free_bytes=free
+    )
     return plan.num_blocks(wanted)

@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from loopwright.core.errors import Unavailable
+from loopwright.engine.cuda.matrices import KindOf, kinds, matrix_bytes
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
 from loopwright.engine.models import find_architecture
@@ -29,14 +30,15 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, dtype: torch.dtype, *, max_rows: int, max_tokens: int, free_bytes: int
-    ) -> "MemoryPlan":
-        """`max_tokens` and `max_rows` are those of a step."""
-        weights = sum(prod(spec.shape) for spec in find_architecture(config.architecture).weights(config))
+        cls, config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, max_tokens: int,
+        free_bytes: int,
+    ) -> "MemoryPlan":  # fmt: skip
+        """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it."""
+        weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"))
         token = 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
         logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-        return cls(weights * dtype.itemsize, max_tokens * token + logits + _WORKSPACES, kv * BLOCK_SIZE, free_bytes)
+        return cls(weights, max_tokens * token + logits + largest + _WORKSPACES, kv * BLOCK_SIZE, free_bytes)
 
     def num_blocks(self, wanted: int = 0) -> int:
         """As many blocks as fit, or `wanted`, which is 0 for that. Raises Unavailable if they do not."""
@@ -52,6 +54,19 @@ class MemoryPlan:
                 field="engine.num_blocks" if wanted else "",
             )
         return wanted or fitting
+
+
+def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf) -> tuple[int, int]:
+    """All weights, and what making the largest of those of fewer bits numbers again takes."""
+    total = largest = 0
+    shapes = {spec.name: spec.shape for spec in find_architecture(config.architecture).weights(config)}
+    if config.is_head_tied and kind_of("head") != "plain":
+        shapes["head"] = shapes["embedding"]
+    for name, shape in shapes.items():
+        kind = "plain" if len(shape) == 1 or name == "embedding" else kind_of(name)
+        total += prod(shape) * dtype.itemsize if kind == "plain" else matrix_bytes(kind, shape[0], shape[1], dtype)
+        largest = max(largest, 0 if kind == "plain" else prod(shape) * dtype.itemsize)
+    return total, largest
 
 
 def _gb(num_bytes: int) -> str:
