@@ -82,7 +82,8 @@ class Matrix:
 def kinds(dtype: WeightDtype) -> KindOf:
     """How an engine of that dtype keeps its matrices. With 4 bits, the head has 8: a logit has no layer after it."""
     if dtype == "fp8" or dtype == "int8":
-        return lambda _: dtype
+        kind: MatrixKind = dtype
+        return lambda _: kind
     if dtype == "int4":
         return lambda name: "int8" if name == "head" else "int4"
     return lambda _: "plain"
@@ -135,7 +136,8 @@ def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
 
 def _packed(levels: Tensor) -> Tensor:
     low, high = levels.to(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
-    return (low | high << 4).flatten(1).contiguous()
+    both: Tensor = low | high << 4
+    return both.flatten(1).contiguous()
 
 
 def _unpacked(values: Tensor) -> Tensor:
