@@ -419,8 +419,8 @@ def test_with_a_gpu_the_choice_says_what_computes_and_what_is_missing(monkeypatc
         Unavailable, match=r"engine\.attention: 'flashinfer' cannot be had: FlashInfer is not installed"
     ):
         choose_device("cuda", BYTE_CONFIG, attention="flashinfer")
-    with pytest.raises(Unavailable, match=r"engine\.dtype 'int8' is for the CPU"):
-        choose_device("cuda", BYTE_CONFIG, "int8")
+    with pytest.raises(Unavailable, match=r"engine\.dtype 'stored' is for the CPU"):
+        choose_device("cuda", BYTE_CONFIG, "stored")
     with pytest.raises(Unavailable, match=r"engine\.deterministic"):
         choose_device("cuda", BYTE_CONFIG, is_deterministic=True)
     assert choose_device("auto", BYTE_CONFIG, is_deterministic=True) is None

@@ -14,6 +14,7 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import DeviceChoice
+from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.pipeline import Pipeline
@@ -39,13 +40,13 @@ class DeviceExecutor:
         with torch.inference_mode():
             parts = DeviceParts.make(
                 model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-                has_kernels=choice.has_kernels,
+                has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
             )  # fmt: skip
             runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
             runner.capture(report)
         self.config = model.config
         self.quantization = model.quantization
-        self.dtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
+        self.dtype = choice.weights
         self.computed_by = choice.reason
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
@@ -74,8 +75,10 @@ def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: in
     """Blocks of KV. On the CPU nothing is counted: what was asked for, or 2048."""
     if choice.device.type != "cuda":
         return wanted or 2048
-    free = _free_bytes(model, choice)
-    plan = MemoryPlan.of(model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free)
+    plan = MemoryPlan.of(
+        model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, max_tokens=max_tokens,
+        free_bytes=_free_bytes(model, choice),
+    )  # fmt: skip
     return plan.num_blocks(wanted)
 
 
@@ -83,10 +86,13 @@ def step_tokens_for(model: LoadedModel, choice: DeviceChoice, max_rows: int) -> 
     """Tokens of a step, by the device's memory. On the CPU 512, as for the CPU's own executor."""
     if choice.device.type != "cuda":
         return max(512, 2 * max_rows)
-    return step_tokens(model.config, choice.dtype, max_rows=max_rows, free_bytes=_free_bytes(model, choice))
+    free = _free_bytes(model, choice)
+    return step_tokens(model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, free_bytes=free)
 
 
 def _free_bytes(model: LoadedModel, choice: DeviceChoice) -> int:
-    """Of the device's memory, before the weights: those that are there already are counted as free."""
+    """Of the device's memory, before the weights."""
     free, _ = torch.cuda.mem_get_info(choice.device)
-    return free + sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+    if choice.weights in ("float32", "bfloat16"):  # what lies there already is taken as it is
+        free += sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+    return free
