@@ -140,7 +140,7 @@ class DeviceDecoder:
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
         normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
-        return self._project(normalized[:num_rows]), residual[num_rows:]
+        return self._operations.logits(normalized[:num_rows], self._head), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._final_norm.float(), self._config.norm_epsilon)
