@@ -118,6 +118,7 @@ class ModelRunner:
         self._model: _Ends
         self._forward: _Forward
         self._cache: _Cache
+        self._answer_together: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
         if device is not None:
             self._cache, self._model, self._forward = device.cache, device, device.forward
             self.step_weight_bytes = device.step_weight_bytes
@@ -132,6 +133,7 @@ class ModelRunner:
                 scratch_bytes=native.scratch_bytes,
             )
             self._model, self._forward = decoder, decoder.forward
+            self._answer_together = decoder.answers.answer
             self.step_weight_bytes = decoder.step_weight_bytes
         else:
             self._cache = own_cache = KvCache(model.config, num_blocks)
@@ -232,7 +234,9 @@ class ModelRunner:
 
     def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
-        results = [one for logits, mine in self._logits_of(asked, vectors) for one in answer(logits, mine)]
+        results = [
+            one for logits, mine in self._logits_of(asked, vectors) for one in self._answer_together(logits, mine)
+        ]
         remaining = iter(results)
         return [one.assemble(remaining) for one in asked]
 

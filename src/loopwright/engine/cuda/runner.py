@@ -17,11 +17,12 @@ from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, Hea
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
+from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.answers import Answers, Fed
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
-from loopwright.engine.cuda.steps import DecodeSteps, Report
+from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, ModelRunner, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
@@ -61,6 +62,8 @@ class DeviceRunner(ModelRunner):
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = _Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        self._decoder, self._forward = parts.decoder, self._forward_beside
+        self._step: _Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -86,19 +89,17 @@ class DeviceRunner(ModelRunner):
         single = single[: self._steps.max_rows - num_decodes]
         stepping = [*range(num_decodes), *single]
         others = sorted(set(range(num_decodes, num_decodes + len(rows))).difference(single))
-        if self._before.sampled is not None and others:  # the step overwrites it before they read it
-            self._before = _Before(self._before.sampled.clone(), self._before.states)
-        step: tuple[Reading, Sequence[int]] | None = None
-        launched_others = _Other({})
-        if stepping:
-            launched_others = self._launch_step(decodes, [rows[place - num_decodes] for place in single], stepping)
-            step = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
+        other, reading = _Other({}), None
+        step = self._made_step(decodes, [rows[place - num_decodes] for place in single], stepping) if stepping else None
         if others:
-            self._launch_others([rows[place - num_decodes] for place in others], others, launched_others)
+            self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
+        if step is not None:
+            self._launch_step(step, other)
+            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
         heads = self._launch_heads(batch.heads)
-        launched = Launched(batch, num_decodes, launched_others.known, step, launched_others.parts, heads, shifts)
-        launched.sampled = self._sampled(num_decodes + len(rows), stepping, launched_others)
-        launched.states = launched_others.states
+        launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
+        launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
+        launched.states = other.states
         if stepping and not single:
             launched.tell = self._steps.tables.sampled
         self._launched = launched
@@ -130,24 +131,28 @@ class DeviceRunner(ModelRunner):
             return False  # the model runner says what is wrong with it
         return True
 
-    def _launch_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> _Other:
-        """What is launched for rows that ask for more than a token, beside the step; `places` are those of its rows.
-        All else is in the outputs of the buffers."""
-        tables, other = self._steps.tables, _Other({})
+    def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> "_Step":
+        samplings, special = self._step_samplings(decodes, singles)
+        asking = self._asking(decodes, singles, special)
+        return _Step(decodes, singles, places, samplings, asking, self._fed(list(asking.values())))
+
+    def _launch_step(self, step: "_Step", other: _Other) -> None:
+        """Adds what is launched for rows that ask for more than a token. All else is in the outputs of the buffers."""
+        samplings = step.samplings
         try:
-            samplings, special = self._step_samplings(decodes, singles)
-            asking = self._asking(decodes, singles, special)
-            fed = self._fed(list(asking.values()))
-            logits = self._steps.forward(decodes, singles, self._before.sampled, is_greedy=samplings.is_greedy)
+            logits = step.logits
+            if logits is None:
+                logits = self._steps.forward(
+                    step.decodes, step.singles, self._before.sampled, is_greedy=samplings.is_greedy
+                )
             if not samplings.is_greedy:
                 self._steps.draw(logits, samplings)
-            if asking:
-                self._answer_step(asking, fed, logits, places, other)
+            if step.asking:
+                self._answer_step(step.asking, step.fed, logits, step.places, other)
         except BaseException:
-            tables.forget()
+            self._steps.tables.forget()
             raise
-        tables.sampled(None)
-        return other
+        self._steps.tables.sampled(None)
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
@@ -198,12 +203,34 @@ class DeviceRunner(ModelRunner):
 
     # Other rows
 
-    def _launch_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
+    def _launch_others(
+        self, rows: Sequence[ForwardRow], places: Sequence[int], step: "_Step | None", other: _Other
+    ) -> None:
+        """Adds what is launched for them. They take the step along in their pass, if there is one for them."""
         errors = errors_of(rows, lambda row: check_row(row, self.shape))
         other.known.update({places[number]: error for number, error in errors.items()})
         good = [number for number in range(len(rows)) if number not in errors]
-        if good:
+        if not good:
+            return
+        self._step = step
+        try:
             self._run_others([self._carrying(rows[one]) for one in good], [places[one] for one in good], other)
+        except BaseException:
+            self._steps.tables.forget()
+            raise
+        finally:
+            self._step = None
+
+    def _forward_beside(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
+        """The pass of the model runner, with the decode step in it, if one waits."""
+        step, self._step = self._step, None
+        if step is None:
+            return self._decoder.forward(hidden, positions, rows)
+        step.logits, hidden = self._steps.forward_beside(
+            step.decodes, step.singles, self._before.sampled, Beside(hidden, positions, rows),
+            is_greedy=step.samplings.is_greedy,
+        )  # fmt: skip
+        return hidden
 
     def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
         fed = self._fed(rows)
@@ -312,6 +339,20 @@ class DeviceRunner(ModelRunner):
 
     def _numbers(self, numbers: Iterable[int] | NDArray[np.integer]) -> Tensor:
         return to_device(np.asarray(numbers, np.int64), self._device)
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A decode step of a batch: its rows, by their places among all rows, and those of them that ask for more than a
+    token, by their places in the step, with what the step before gave these."""
+
+    decodes: DecodeRows
+    singles: Sequence[ForwardRow]
+    places: Sequence[int]
+    samplings: RowSamplings
+    asking: Mapping[int, ForwardRow]
+    fed: Fed | None
+    logits: Tensor | None = None  # [rows, vocab_size], once the model has run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
