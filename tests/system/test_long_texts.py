@@ -78,7 +78,9 @@ def test_tokens_that_no_context_holds_are_refused_where_they_are_counted_and_tol
             assert "it has 4097 tokens; this model's maximum context length is 4096" in errors[0]
             assert num_tokens == 4096 < num_rendered
             (alone,), _, _ = (await system.run(TOO_LONG, text=fitting)).result
-            assert "it has 4095 tokens" not in alone and "it has 4096 tokens" not in alone  # the text alone fits; with the marks of a message it does not
+            # The text alone fits; with the marks of a message it does not.
+            assert "it has 4095 tokens" not in alone
+            assert "it has 4096 tokens" not in alone
 
     in_loop(scenario)
 
