@@ -58,6 +58,7 @@ class DeviceDecoder:
     ) -> None:  # fmt: skip
         assert misfit(model.config) is None, misfit(model.config)
         self._config, self._attention, self._operations = model.config, attention, operations
+        self._ranks = model.ranks
         self.cache, self.device = cache, cache.device
 
         def placed(name: str) -> Tensor:
@@ -70,7 +71,7 @@ class DeviceDecoder:
             return _Layer(**{field: placed(name) if name in model.weights else None for field, name in found.items()})  # type: ignore[arg-type]
 
         self.embedding = placed("embedding")
-        self._head = self.embedding if model.config.is_head_tied else placed("head")
+        self._head = model.own_rows(self.embedding) if model.config.is_head_tied else placed("head")
         self._final_norm = placed("final_norm")
         self._layers = [layer(index) for index in range(model.config.num_layers)]
         ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
@@ -132,9 +133,9 @@ class DeviceDecoder:
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
             )
-            added = operations.project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            added = self._project_onto(residual, attend(index, query), layer.output, layer.output_bias)
             normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
-            added = operations.project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
+            added = self._project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
         return operations.add_norm(added, residual, self._final_norm, epsilon)
 
     def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
@@ -146,7 +147,15 @@ class DeviceDecoder:
         key = rms_norm(key, layer.key_norm.float(), self._config.norm_epsilon)
         return torch.cat([query, key, value.float()], dim=1).to(qkv.dtype)
 
+    def _project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """As Operations.project_onto, of all ranks."""
+        if self._ranks.num_ranks == 1:
+            return self._operations.project_onto(residual, vectors, weight, bias)
+        return self._ranks.add_up(self._operations.project(vectors, weight, bias))
+
     def _project(self, normalized: Tensor) -> Tensor:
         if normalized.dtype == torch.float32 or not normalized.is_cuda:
-            return linear(normalized, self._head).float()
-        return torch.mm(normalized, self._head.T, out_dtype=torch.float32)
+            logits = linear(normalized, self._head).float()
+        else:
+            logits = torch.mm(normalized, self._head.T, out_dtype=torch.float32)
+        return self._ranks.side_by_side(logits)

@@ -20,7 +20,7 @@ from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, is_special
 from loopwright.engine.cuda.steps import DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, ModelRunner, isolate
+from loopwright.engine.model_runner import Asked, ModelRunner, Share, isolate
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.sampler import Question
 
@@ -31,9 +31,15 @@ _DRAWN = RowResult()  # stands for what the device draws, until it is read
 class DeviceRunner(ModelRunner):
     """A model with its memory on a device. `run` and `launch` must be called under torch.inference_mode."""
 
-    def __init__(self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int) -> None:
-        """`max_rows` is how many rows of one token a step has at most."""
-        super().__init__(model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder)
+    def __init__(
+        self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int, share: Share | None = None
+    ) -> None:
+        """`max_rows` is how many rows of one token a step has at most. `share` is told each batch before any of it is
+        done, as it is: other ranks do all of it, too."""
+        super().__init__(
+            model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder, share=share
+        )
+        self._ranks = model.ranks
         self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(parts.decoder, parts.operations, max_rows=max_rows, max_blocks=max_blocks)
@@ -53,6 +59,8 @@ class DeviceRunner(ModelRunner):
         """As `run`, but what the device still does is waited for by `Launched.result`."""
         before, self._before = self._before, None
         check_step(batch, self.shape)
+        if self._share is not None:
+            self._share(batch)
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
@@ -78,7 +86,9 @@ class DeviceRunner(ModelRunner):
             readings.append((Reading(outputs), drawn))
         heads = isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads)
         launched = Launched(batch, num_decodes, known, readings, heads, shifts)
-        launched.sampled = self._sampled(num_decodes + len(rows), stepping, known, drawn, outputs)
+        launched.sampled = self._agreed(
+            self._sampled(num_decodes + len(rows), stepping, known, drawn, outputs), stepping
+        )
         if stepping and not single and not known:
             launched.tell = self._steps.tables.sampled
         self._before = launched
@@ -100,6 +110,18 @@ class DeviceRunner(ModelRunner):
             sampled[:, self._numbers(stepping)] = stepped
         if outputs is not None:
             sampled[:, self._numbers(drawn)] = outputs[::2]
+        return sampled
+
+    def _agreed(self, sampled: Tensor, stepping: Sequence[int]) -> Tensor:
+        """What the first rank sampled, of all rows, and puts it where the next step looks. Ranks have the same logits,
+        but a sum over them may be rounded in another way, and a draw fall on the other side."""
+        if self._ranks.num_ranks == 1 or not sampled.numel():
+            return sampled
+        sampled = self._ranks.take_from_first(sampled)
+        if stepping:
+            mine = sampled[:, self._numbers(stepping)]
+            self._steps.buffers.outputs[::2, : len(stepping)] = mine
+            self._steps.buffers.inputs[::4, : len(stepping)] = mine
         return sampled
 
     def _is_single(self, row: ForwardRow) -> bool:
