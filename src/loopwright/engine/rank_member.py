@@ -7,6 +7,8 @@ told to, when its input closes, which is how it notices that the first rank is g
 import os
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from loopwright.engine.cuda.executor import device_runner, room_for
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import FollowingRunner
 from loopwright.engine.parts import choose_part, load_part
-from loopwright.engine.ranks.collectives import Collectives
+from loopwright.engine.ranks.collectives import Apart, Collectives
 from loopwright.engine.ranks.messages import (
     Begin,
     Failed,
@@ -39,6 +41,7 @@ from loopwright.engine.ranks.messages import (
     encode_from_rank,
 )
 
+LAST_S = 5.0
 Do = Callable[[Batch], object]
 
 
@@ -65,7 +68,14 @@ def main() -> None:
     reader = StepReader()
     with torch.inference_mode():
         while isinstance(step := inbox.get(), Step):
-            do(reader.batch(step))
+            try:
+                do(reader.batch(step))
+            except Apart:
+                time.sleep(LAST_S)  # it is for the first rank to say who is gone, and it ends the others
+                os._exit(1)
+            except Exception:  # noqa: BLE001 (the edge of the process)
+                traceback.print_exc()
+                os._exit(1)
     os._exit(0)  # a device's threads need not be waited for
 
 

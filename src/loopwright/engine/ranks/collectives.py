@@ -5,6 +5,7 @@ private folder, and talk over the loopback device.
 """
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,30 +23,38 @@ _NCCL_DEFAULTS = {
 }
 
 
+class Apart(Exception):
+    """A collective failed: another rank is gone, or did not come in time. Who did so is known to whoever watches it."""
+
+
 class Collectives:
-    """One rank's end of a group. Implements loaded_model.Ranks."""
+    """One rank's end of a group. Implements loaded_model.Ranks; all of it raises Apart."""
 
     def __init__(self, meeting: Path, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> None:
-        """Waits for the others. Raises RuntimeError if one does not come within the time."""
+        """Waits for the others. Raises Apart if one does not come within the time."""
         self.rank, self.num_ranks = rank, num_ranks
         store = dist.FileStore(str(meeting), num_ranks)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=timeout_s))
         make = _nccl if device.type == "cuda" else _gloo
-        self._group = make(store, rank, num_ranks, device, timedelta(seconds=timeout_s))
+        try:
+            self._group = make(store, rank, num_ranks, device, timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise Apart(str(error)) from error
 
     def add_up(self, partial: Tensor) -> Tensor:
-        _wait(self._group.allreduce([partial], _on_this_stream(dist.AllreduceOptions())))
+        _done(lambda: self._group.allreduce([partial], _on_this_stream(dist.AllreduceOptions())))
         return partial
 
     def side_by_side(self, part: Tensor) -> Tensor:
         num_rows, size = part.shape
         parts = part.new_empty(self.num_ranks * num_rows, size)
-        _wait(self._group._allgather_base(parts, part.contiguous(), _on_this_stream(AllgatherOptions())))
+        sent = part.contiguous()
+        _done(lambda: self._group._allgather_base(parts, sent, _on_this_stream(AllgatherOptions())))
         return parts.view(-1, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
 
     def take_from_first(self, tensor: Tensor) -> Tensor:
         sent = tensor.contiguous()
-        _wait(self._group.broadcast([sent], _on_this_stream(dist.BroadcastOptions())))
+        _done(lambda: self._group.broadcast([sent], _on_this_stream(dist.BroadcastOptions())))
         return sent
 
     def abort(self) -> None:
@@ -77,6 +86,11 @@ def _on_this_stream(options: Any) -> Any:  # noqa: ANN401 (three classes of torc
     return options
 
 
-def _wait(work: Any) -> None:  # noqa: ANN401 (None where there is nothing to wait for)
-    if work is not None:
-        work.wait()
+def _done(start: Callable[[], Any]) -> None:
+    """Waits for what `start` begins. None is begun where there is nothing to wait for."""
+    try:
+        work = start()
+        if work is not None:
+            work.wait()
+    except RuntimeError as error:
+        raise Apart(str(error).partition(". This is typically")[0]) from error

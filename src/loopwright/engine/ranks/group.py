@@ -22,7 +22,7 @@ import torch
 
 from loopwright.core.batch import Batch
 from loopwright.core.errors import LoopwrightError, Unavailable, from_info
-from loopwright.engine.ranks.collectives import Collectives
+from loopwright.engine.ranks.collectives import Apart, Collectives
 from loopwright.engine.ranks.messages import (
     Begin,
     Failed,
@@ -41,6 +41,7 @@ TIMEOUT_S = 300.0
 """For one step, and for the ranks to meet. A process that dies is noticed at once."""
 _MEMBER = "loopwright.engine.rank_member"
 _STOP_S = 10.0
+_NOTICE_S = 2.0  # a process that dies is gone for its peers a little before it is for its parent
 _CPU = torch.device("cpu")
 
 ResultT = TypeVar("ResultT")
@@ -88,9 +89,8 @@ class RankGroup:
         self._send(Begin(num_blocks))
         try:
             self._collectives = Collectives(self._meeting, 0, self.num_ranks, device, self._timeout_s)
-        except RuntimeError as error:
-            self._lose(Unavailable(f"the {self.num_ranks} ranks of the model did not meet: {error}"))
-            raise self.lost.result() from error
+        except Apart as error:
+            raise self._loss(f"the {self.num_ranks} ranks of the model did not meet: {error}") from error
         return num_blocks
 
     def await_serving(self) -> None:
@@ -113,8 +113,7 @@ class RankGroup:
         except Exception as error:
             if self._num_shared == num_shared or self.lost.done():
                 raise
-            self._lose(Unavailable(f"a step failed between the {self.num_ranks} ranks of the model: {error}"))
-            raise self.lost.result() from error
+            raise self._loss(f"a step failed between the {self.num_ranks} ranks of the model: {error}") from error
 
     def read(self, result: Callable[[], ResultT]) -> ResultT:
         """What waits for a step. Raises as `run` does when the group is over."""
@@ -156,6 +155,13 @@ class RankGroup:
         payload = encode(message)
         for member in self._members:
             member.send(payload)
+
+    def _loss(self, reason: str) -> LoopwrightError:
+        """Why the group is over, for which there is `reason`, and a better one if a process has ended."""
+        with suppress(TimeoutError):
+            return self.lost.result(_NOTICE_S)
+        self._lose(Unavailable(reason))
+        return self.lost.result()
 
     def _lose(self, error: LoopwrightError) -> None:
         """On any thread. The first error counts."""
