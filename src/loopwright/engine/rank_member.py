@@ -114,7 +114,7 @@ def _room(settings: RankSettings, model: LoadedModel, choice: DeviceChoice | Non
     """Blocks of KV. On a CPU memory is not counted: as many as the first rank says."""
     if choice is None:
         return sys.maxsize
-    return room_for(model, choice, settings.num_blocks, settings.max_rows, settings.max_tokens)
+    return room_for(model, choice, settings.num_blocks, settings.max_rows, settings.max_tokens, settings.num_ranks)
 
 
 def _no_report(stage: str, fraction: float | None) -> None:

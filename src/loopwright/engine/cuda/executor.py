@@ -39,7 +39,8 @@ class DeviceExecutor:
         """`num_blocks` 0 is as many as fit; `max_rows` of one token and `max_tokens` are the most in a step. With
         `group`, which it then owns, the model is rank 0's part. Raises Unavailable, with the numbers, for what does not
         fit."""
-        num_blocks = room_for(model, choice, num_blocks, max_rows, max_tokens)
+        num_ranks = group.num_ranks if group else 1
+        num_blocks = room_for(model, choice, num_blocks, max_rows, max_tokens, num_ranks)
         if group is not None:
             num_blocks = group.meet(num_blocks, choice.device)
             model = replace(model, ranks=group.collectives)
@@ -108,11 +109,20 @@ def device_runner(
         return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
 
 
-def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> int:
-    """Blocks of KV. On the CPU nothing is counted: what was asked for, or 2048."""
+def room_for(
+    model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int, num_ranks: int = 1
+) -> int:
+    """Blocks of KV beside a model, or one's part of it. On the CPU nothing is counted: what was asked for, or 2048."""
     if choice.device.type != "cuda":
         return wanted or 2048
     free, _ = torch.cuda.mem_get_info(choice.device)
     placed = sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
-    plan = MemoryPlan.of(model.config, choice.dtype, max_rows=max_rows, max_tokens=max_tokens, free_bytes=free + placed)
+    plan = MemoryPlan.of(
+        model.config,
+        choice.dtype,
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        free_bytes=free + placed,
+        num_ranks=num_ranks,
+    )
     return plan.num_blocks(wanted)

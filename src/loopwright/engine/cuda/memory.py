@@ -29,12 +29,22 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, dtype: torch.dtype, *, max_rows: int, max_tokens: int, free_bytes: int
+        cls,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        free_bytes: int,
+        num_ranks: int = 1,
     ) -> "MemoryPlan":
-        """`max_tokens` and `max_rows` are those of a step."""
-        weights = sum(prod(spec.shape) for spec in find_architecture(config.architecture).weights(config))
+        """`max_tokens` and `max_rows` are those of a step. Of several ranks, `config` is one's own."""
+        specs = find_architecture(config.architecture).weights(config)
+        weights = sum(prod(spec.shape) // (num_ranks if spec.name == "head" else 1) for spec in specs)
         token = 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
         logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
+        if num_ranks > 1:
+            logits += 8 * config.vocab_size * max(max_rows, 64)  # all ranks', as they come and side by side
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         return cls(weights * dtype.itemsize, max_tokens * token + logits + _WORKSPACES, kv * BLOCK_SIZE, free_bytes)
 
