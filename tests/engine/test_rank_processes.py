@@ -22,7 +22,7 @@ from loopwright.core.errors import Unavailable
 from loopwright.engine.executor import create_executor
 from loopwright.engine.ranks import group as groups
 from loopwright.engine.ranks.group import RankGroup
-from loopwright.engine.ranks.messages import RankSettings
+from loopwright.engine.ranks.messages import RankSettings, Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,25 +117,29 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeout_s
 def test_a_rank_that_cannot_begin_says_why_and_ends_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 if settings["rank"] == 2: fail("the model does not fit the device: 9 GB of 8")
-say({"type": "Loaded", "num_blocks": 5})
+say({"type": "Loaded", "room": {"num_blocks": 5, "step_tokens": 7}})
 hear()
 """
     with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match="fit the device: 9 GB of 8"):
-        group.meet(100)
+        group.meet(Room(100, 100))
 
 
 def test_a_rank_that_dies_while_it_loads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'hear() if settings["rank"] == 1 else os.kill(os.getpid(), signal.SIGABRT)'
     with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match=r"rank 2 of 3 .* SIGABRT"):
-        group.meet(100)
+        group.meet(Room(100, 100))
 
 
 def test_there_are_as_many_blocks_as_all_ranks_have_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     monkeypatch.setattr(groups, "Collectives", lambda *arguments: met.append(arguments[1:3]))
-    script = 'say({"type": "Loaded", "num_blocks": 100 - 10 * settings["rank"]}); hear()'
+    script = """
+rank = settings["rank"]
+say({"type": "Loaded", "room": {"num_blocks": 100 - 10 * rank, "step_tokens": 500 + rank}})
+hear()
+"""
     with played(tmp_path, monkeypatch, script) as group:
-        assert group.meet(95) == 80
+        assert group.meet(Room(95, 600)) == Room(80, 501)
     assert met == [(0, 3)]
 
 

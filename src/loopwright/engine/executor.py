@@ -26,7 +26,7 @@ from loopwright.engine.native.choice import choose, weight_types
 from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.parts import check_part, choose_part, load_part
 from loopwright.engine.ranks.group import TIMEOUT_S, RankGroup
-from loopwright.engine.ranks.messages import RankSettings
+from loopwright.engine.ranks.messages import RankSettings, Room
 from loopwright.engine.step_thread import StepThread
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class TorchExecutor:
         Unavailable for a dtype that cannot be had, and what a rank fails with."""
         choice = choose(dtype, model.config, instructions)
         if group is not None:
-            num_blocks = group.meet(num_blocks)
+            num_blocks = group.meet(Room(num_blocks, 0)).num_blocks
             model = replace(model, ranks=group.collectives)
         native = None
         if choice.kernels is not None:
@@ -124,13 +124,13 @@ def create_executor(
     device: DeviceName = "cpu",
     is_deterministic: bool = False,
     max_rows: int = 256,
-    max_tokens: int = 512,
+    max_tokens: int = 0,
     num_ranks: int = 1,
 ) -> TorchExecutor | DeviceExecutor:
     """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
     `ahead` is the same file, if somebody has begun to decode it; with `shape` there is none, and weights are random.
-    `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`. Of several ranks
-    this process is the first, and the others are started.
+    `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`, of which 0 is what
+    a GPU's memory is good for. Of several ranks this process is the first, and the others are started.
 
     Raises BadRequest and Unavailable as `load_model`, `choose_device` and `check_split` do, and what a rank fails
     with."""

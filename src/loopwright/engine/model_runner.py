@@ -123,6 +123,7 @@ class ModelRunner:
         self._model: _Ends
         self._forward: _Forward
         self._cache: _Cache
+        self._answer_together: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
         if device is not None:
             self._cache, self._model, self._forward = device.cache, device, device.forward
             self.step_weight_bytes = device.step_weight_bytes
@@ -137,6 +138,7 @@ class ModelRunner:
                 scratch_bytes=native.scratch_bytes,
             )
             self._model, self._forward = decoder, decoder.forward
+            self._answer_together = decoder.answers.answer
             self.step_weight_bytes = decoder.step_weight_bytes
         else:
             self._cache = own_cache = KvCache(model.config, num_blocks)
@@ -251,7 +253,7 @@ class ModelRunner:
             yield self._model.logits(vectors([index for index, _ in chunk])), [question for _, question in chunk]
 
     def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
-        return answer(logits, questions)
+        return self._answer_together(logits, questions)
 
 
 class FollowingRunner(ModelRunner):

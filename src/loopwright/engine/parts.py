@@ -52,7 +52,7 @@ def choose_part(settings: RankSettings, config: ModelConfig, *, is_deterministic
             hint="engine.device = 'cpu' needs none",
             field="engine.tensor_parallel",
         )
-    return dataclasses.replace(choice, device=torch.device("cuda", settings.rank))
+    return dataclasses.replace(choice, device=torch.device("cuda", settings.rank), num_ranks=settings.num_ranks)
 
 
 def _check_cpu(settings: RankSettings, *, is_deterministic: bool) -> None:

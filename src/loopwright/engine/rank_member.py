@@ -32,6 +32,7 @@ from loopwright.engine.ranks.messages import (
     FromRank,
     Loaded,
     RankSettings,
+    Room,
     Serving,
     Step,
     StepReader,
@@ -110,11 +111,11 @@ def _begin(settings: RankSettings, inbox: "SimpleQueue[ToRank]", say: Callable[[
     return runner.launch
 
 
-def _room(settings: RankSettings, model: LoadedModel, choice: DeviceChoice | None) -> int:
-    """Blocks of KV. On a CPU memory is not counted: as many as the first rank says."""
+def _room(settings: RankSettings, model: LoadedModel, choice: DeviceChoice | None) -> Room:
+    """On a CPU memory is not counted: what the first rank says."""
     if choice is None:
-        return sys.maxsize
-    return room_for(model, choice, settings.num_blocks, settings.max_rows, settings.max_tokens, settings.num_ranks)
+        return Room(sys.maxsize, sys.maxsize)
+    return room_for(model, choice, settings.num_blocks, settings.max_rows, settings.max_tokens)
 
 
 def _no_report(stage: str, fraction: float | None) -> None:

@@ -16,7 +16,8 @@ from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import DeviceChoice
 from loopwright.engine.cuda.launched import Launched
-from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.cuda.matrices import kinds
+from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.pipeline import Pipeline
 from loopwright.engine.cuda.runner import DeviceRunner
@@ -24,6 +25,7 @@ from loopwright.engine.cuda.steps import Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Share
 from loopwright.engine.ranks.group import RankGroup
+from loopwright.engine.ranks.messages import Room
 
 
 class DeviceExecutor:
@@ -36,28 +38,27 @@ class DeviceExecutor:
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
         max_tokens: int, report: Report, group: RankGroup | None = None,
     ) -> None:  # fmt: skip
-        """`num_blocks` 0 is as many as fit; `max_rows` of one token and `max_tokens` are the most in a step. With
-        `group`, which it then owns, the model is rank 0's part. Raises Unavailable, with the numbers, for what does not
-        fit."""
-        num_ranks = group.num_ranks if group else 1
-        num_blocks = room_for(model, choice, num_blocks, max_rows, max_tokens, num_ranks)
+        """`num_blocks` 0 is as many as fit; `max_rows` of one token and `max_tokens` are the most in a step, 0 what the
+        memory is good for. With `group`, which it then owns, the model is rank 0's part. Raises Unavailable, with the
+        numbers, for what does not fit."""
+        room = room_for(model, choice, num_blocks, max_rows, max_tokens)
         if group is not None:
-            num_blocks = group.meet(num_blocks, choice.device)
+            room = group.meet(room, choice.device)
             model = replace(model, ranks=group.collectives)
-        runner = device_runner(model, choice, num_blocks, num_slots, max_rows, group.share if group else None)
+        runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
         with torch.inference_mode():
             runner.capture(report)
         if group is not None:
             group.await_serving()
         self.config = model.config
         self.quantization = model.quantization
-        self.dtype = "float32" if choice.dtype == torch.float32 else "bfloat16"
+        self.dtype = choice.weights
         self.computed_by = choice.reason + (f"; {group.num_ranks} processes share it" if group else "")
         self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
-        self._shape = runner.shape
+        self._shape = replace(runner.shape, max_step_tokens=room.step_tokens)
 
         @contextmanager
         def scope() -> Iterator[None]:
@@ -104,25 +105,42 @@ def device_runner(
     with torch.inference_mode():
         parts = DeviceParts.make(
             model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-            has_kernels=choice.has_kernels,
+            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
         )  # fmt: skip
         return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
 
 
-def room_for(
-    model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int, num_ranks: int = 1
-) -> int:
-    """Blocks of KV beside a model, or one's part of it. On the CPU nothing is counted: what was asked for, or 2048."""
+def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> Room:
+    """Blocks of KV and tokens of a step, beside a model or a rank's part of one. On the CPU nothing is counted: what was
+    asked for, or 2048 blocks."""
+    max_tokens = max_tokens or step_tokens_for(model, choice, max_rows)
     if choice.device.type != "cuda":
-        return wanted or 2048
-    free, _ = torch.cuda.mem_get_info(choice.device)
-    placed = sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+        return Room(wanted or 2048, max_tokens)
     plan = MemoryPlan.of(
+        model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, max_tokens=max_tokens,
+        free_bytes=_free_bytes(model, choice), num_ranks=choice.num_ranks,
+    )  # fmt: skip
+    return Room(plan.num_blocks(wanted), max_tokens)
+
+
+def step_tokens_for(model: LoadedModel, choice: DeviceChoice, max_rows: int) -> int:
+    """Tokens of a step, by the device's memory. On the CPU 512, as for the CPU's own executor."""
+    if choice.device.type != "cuda":
+        return max(512, 2 * max_rows)
+    free = _free_bytes(model, choice)
+    return step_tokens(
         model.config,
         choice.dtype,
+        kinds(choice.weights),
         max_rows=max_rows,
-        max_tokens=max_tokens,
-        free_bytes=free + placed,
-        num_ranks=num_ranks,
+        free_bytes=free,
+        num_ranks=choice.num_ranks,
     )
-    return plan.num_blocks(wanted)
+
+
+def _free_bytes(model: LoadedModel, choice: DeviceChoice) -> int:
+    """Of the device's memory, before the weights."""
+    free, _ = torch.cuda.mem_get_info(choice.device)
+    if choice.weights in ("float32", "bfloat16"):  # what lies there already is taken as it is
+        free += sum(one.nbytes for one in model.weights.values() if one.device.type == "cuda")
+    return free

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
+from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -36,15 +37,19 @@ class Operations(Protocol):
         and whoever has it hidden adds nothing."""
         ...
 
-    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[num_tokens, size], [outputs, size] → [num_tokens, outputs]."""
+    def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        """[num_tokens, size] → [num_tokens, num_outputs]."""
         ...
 
-    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
+        """[num_tokens, size] → float32 [num_tokens, num_outputs]."""
+        ...
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
         ...
 
-    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
         """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
         ...
 
@@ -93,14 +98,17 @@ class TorchOperations:
         kv[block, 1, offset] = value.masked_fill(is_bad, 0.0).to(kv.dtype)
         return _rotated(query, rotation).to(qkv.dtype)
 
-    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(vectors, weight, bias)
+    def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        return multiplied(vectors, matrix, bias)
 
-    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        return linear(vectors, weight, bias)
+    def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
+        return multiplied(vectors, head).float()
 
-    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
-        gate, up = linear(vectors, gate_up).float().chunk(2, dim=-1)
+    def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
+        return multiplied(vectors, matrix, bias)
+
+    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+        gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
         return (silu(gate) * up).to(vectors.dtype)
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
@@ -138,6 +146,15 @@ class TorchOperations:
         buffers.failed[:num_rows] = buffers.outputs[2, :num_rows]
         buffers.positions[:num_rows] += growth
         buffers.kv_lens[:num_rows] += growth
+
+
+def multiplied(vectors: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """By torch: [num_tokens, size] → [num_tokens, num_outputs], in the vectors' dtype. Weights of fewer bits multiply
+    in float32, as the kernels do."""
+    if matrix.kind == "plain":
+        return linear(vectors, matrix.weights(), bias)
+    bias = None if bias is None else bias.float()
+    return linear(vectors.float(), matrix.weights(), bias).to(vectors.dtype)
 
 
 def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:

@@ -29,6 +29,7 @@ from loopwright.engine.ranks.messages import (
     FromRank,
     Loaded,
     RankSettings,
+    Room,
     Serving,
     StepWriter,
     Stop,
@@ -79,19 +80,19 @@ class RankGroup:
         assert self._collectives is not None, "the group has met"
         return self._collectives
 
-    def meet(self, num_blocks: int, device: torch.device = _CPU) -> int:
-        """Waits until all have their weights, and connects them. Returns for how many blocks all have room,
-        `num_blocks` being for how many this rank has, on `device`. Raises what a rank failed with."""
+    def meet(self, room: Room, device: torch.device = _CPU) -> Room:
+        """Waits until all have their weights, and connects them. Returns for what all have room, `room` being this
+        rank's, on `device`. Raises what a rank failed with."""
         for member in self._members:
             loaded = self._heard(member)
             assert isinstance(loaded, Loaded), loaded
-            num_blocks = min(num_blocks, loaded.num_blocks)
-        self._send(Begin(num_blocks))
+            room = room.of_both(loaded.room)
+        self._send(Begin(room.num_blocks))
         try:
             self._collectives = Collectives(self._meeting, 0, self.num_ranks, device, self._timeout_s)
         except Apart as error:
             raise self._loss(f"the {self.num_ranks} ranks of the model did not meet: {error}") from error
-        return num_blocks
+        return room
 
     def await_serving(self) -> None:
         """Waits until all wait for steps. Raises what a rank failed with."""

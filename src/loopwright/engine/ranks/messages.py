@@ -37,10 +37,21 @@ class RankSettings(msgspec.Struct, frozen=True):
     max_tokens: int
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """From a rank: it has its weights, and room for so many blocks beside them."""
+class Room(msgspec.Struct, frozen=True):
+    """What there is room for beside a rank's weights: blocks of KV, and tokens in a step."""
 
     num_blocks: int
+    step_tokens: int
+
+    def of_both(self, other: "Room") -> "Room":
+        """What two ranks both have room for."""
+        return Room(min(self.num_blocks, other.num_blocks), min(self.step_tokens, other.step_tokens))
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """From a rank: it has its weights."""
+
+    room: Room
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):
