@@ -70,7 +70,7 @@ class TorchExecutor:
         self.quantization = model.quantization
         self.dtype = choice.dtype
         self.exactness: Exactness = choice.exactness if group is None else "fast"
-        self.computed_by = choice.reason + (f"; {group.num_ranks} processes share it" if group else "")
+        self.computed_by = choice.reason if group is None else f"torch, float32, in {group.num_ranks} processes"
         self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes

@@ -7,9 +7,10 @@ import dataclasses
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from loopwright.core.errors import Unavailable
-from loopwright.engine.cuda.choice import DeviceChoice, choose_device
+from loopwright.engine.cuda.choice import DeviceChoice, DeviceName, choose_device
 from loopwright.engine.cuda.dummy import dummy_model, shape_config
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
@@ -46,20 +47,36 @@ def choose_part(settings: RankSettings, config: ModelConfig, *, is_deterministic
         return None
     if settings.num_ranks == 1:
         return choice
-    if (num_gpus := torch.cuda.device_count()) < settings.num_ranks:
+    _check_gpus(settings.num_ranks)
+    return dataclasses.replace(choice, device=torch.device("cuda", settings.rank), num_ranks=settings.num_ranks)
+
+
+def describe_ranks(num_ranks: int, device: DeviceName) -> str:
+    """Where so many ranks would be, for people. Raises Unavailable where there are fewer GPUs."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return f"{num_ranks} processes on the CPU, in float32, through gloo"
+    _check_gpus(num_ranks)
+    return f"{num_ranks} processes on {num_ranks} of {torch.cuda.device_count()} GPUs, through NCCL"
+
+
+def _check_gpus(num_ranks: int) -> None:
+    if (num_gpus := torch.cuda.device_count()) < num_ranks:
         raise Unavailable(
-            f"engine.tensor_parallel: {settings.num_ranks} ranks need as many GPUs, and torch sees {num_gpus}",
+            f"engine.tensor_parallel: {num_ranks} ranks need as many GPUs, and torch sees {num_gpus}",
             hint="engine.device = 'cpu' needs none",
             field="engine.tensor_parallel",
         )
-    return dataclasses.replace(choice, device=torch.device("cuda", settings.rank), num_ranks=settings.num_ranks)
+    if not dist.is_available() or not dist.is_nccl_available():
+        raise Unavailable(
+            f"engine.tensor_parallel: torch {torch.__version__} has no NCCL", field="engine.tensor_parallel"
+        )
 
 
 def _check_cpu(settings: RankSettings, *, is_deterministic: bool) -> None:
     if settings.dtype not in ("auto", "float32"):
         raise Unavailable(
-            f"engine.dtype: {settings.dtype!r} needs the native kernels, which compute whole layers; "
-            f"{settings.num_ranks} ranks on a CPU compute in float32",
+            f"engine.dtype: {settings.dtype!r} is for one process or for GPUs: {settings.num_ranks} ranks on a CPU are "
+            "torch's, in float32",
             hint="engine.dtype = 'auto' or 'float32', or engine.tensor_parallel = 1",
             field="engine.dtype",
         )

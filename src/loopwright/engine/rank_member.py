@@ -92,7 +92,7 @@ def _begin(settings: RankSettings, inbox: "SimpleQueue[ToRank]", say: Callable[[
     """Loads, meets, and returns what does a batch."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    if settings.device != "cpu" and torch.cuda.is_available():
+    if settings.device != "cpu" and settings.rank < torch.cuda.device_count():
         torch.cuda.set_device(settings.rank)
     model = load_part(settings)
     choice = choose_part(settings, model.config)

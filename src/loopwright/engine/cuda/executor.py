@@ -53,7 +53,7 @@ class DeviceExecutor:
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
-        self.computed_by = choice.reason + (f"; {group.num_ranks} processes share it" if group else "")
+        self.computed_by = choice.reason + (f"; {group.num_ranks} GPUs share it" if group else "")
         self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
@@ -111,8 +111,8 @@ def device_runner(
 
 
 def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> Room:
-    """Blocks of KV and tokens of a step, beside a model or a rank's part of one. On the CPU nothing is counted: what was
-    asked for, or 2048 blocks."""
+    """Blocks of KV and tokens of a step, beside a model or a rank's part of one. On the CPU nothing is counted: what
+    was asked for, or 2048 blocks."""
     max_tokens = max_tokens or step_tokens_for(model, choice, max_rows)
     if choice.device.type != "cuda":
         return Room(wanted or 2048, max_tokens)

@@ -35,8 +35,8 @@ class MemoryPlan:
         cls, config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, max_tokens: int,
         free_bytes: int, num_ranks: int = 1,
     ) -> "MemoryPlan":  # fmt: skip
-        """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it. Of several ranks, `config`
-        is one's own."""
+        """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it. Of several ranks,
+        `config` is one's own."""
         weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"), num_ranks)
         logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
         if num_ranks > 1:
