@@ -4,6 +4,7 @@ runner, steps that go on with what the device sampled, and what is refused."""
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -399,6 +400,23 @@ def test_the_executor_serves_steps_ahead_and_ends_futures_in_order(model: Loaded
         executor.close()
     with pytest.raises(Unavailable, match="closed"):
         executor.submit(Batch())
+
+
+def test_what_a_closed_executor_had_on_the_device_is_given_back(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def note(runner: DeviceRunner, report: object) -> None:
+        made.extend(weakref.ref(one) for one in (*runner._cache.layers, runner._steps.buffers.table))
+
+    monkeypatch.setattr(DeviceRunner, "capture", note)
+    executor = device_executor(model)
+    executor.submit(Batch(rows=[ForwardRow([3], 0, [0], [5], sampling=Sampling(), sample_position=1)])).result()
+    assert all(one() is not None for one in made)
+    executor.close()
+    assert len(made) > 2
+    assert all(one() is None for one in made)
 
 
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""On two GPUs: a model that both share says what one alone says, in graphs too, and a rank that dies ends it at once."""
+"""On two GPUs: a model that both share says what one alone says, in graphs too, and a rank that dies ends it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_two_gpus_say_what_one_says() -> None:
 
 
 def check_decoding(executor: Executor, sampling: Sampling) -> None:
-    """What was sampled step by step has the log-probabilities that the texts have as prompts: all ranks had the tokens."""
+    """What was sampled has the log-probabilities that the texts have as prompts: all ranks had the tokens."""
     texts, logprobs = decoded(executor, sampling)
     for back in (1, 2, 20, NUM_STEPS):
         again = after_last(executor, [text[:-back] for text in texts])

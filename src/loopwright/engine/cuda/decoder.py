@@ -20,6 +20,7 @@ from loopwright.engine.cuda.matrices import KindOf, Matrix
 from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+from loopwright.engine.transfer import to_device
 
 _FITTING = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -106,7 +107,7 @@ class DeviceDecoder:
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
         """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         self._run_layers(hidden, self._rotations(positions), places, planned.attend)
@@ -131,7 +132,7 @@ class DeviceDecoder:
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
         attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' tokens."""
         begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]

@@ -3,6 +3,7 @@
 Made by compose through engine.executor, driven by control.
 """
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class DeviceExecutor:
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
         self._shape = replace(runner.shape, max_step_tokens=room.step_tokens)
+        self._device = choice.device
 
         @contextmanager
         def scope() -> Iterator[None]:
@@ -77,9 +79,13 @@ class DeviceExecutor:
         return self._pipeline.submit(batch)
 
     def close(self) -> None:
+        """Weights, KV and graphs are given back; they are the runner's, which only the threads knew."""
         self._pipeline.close()
         if self._group is not None:
             self._group.close()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ class RankGroup:
             member.close_input()
         for member in self._members:
             member.wait(_STOP_S)
+        self._abort()
         self._folder.cleanup()
 
     def _check(self) -> None:
@@ -173,6 +174,9 @@ class RankGroup:
         logger.error("%s", error)
         for member in self._members:
             member.kill()
+        self._abort()
+
+    def _abort(self) -> None:
         if self._collectives is not None:
             with suppress(RuntimeError):
                 self._collectives.abort()
