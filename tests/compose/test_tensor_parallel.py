@@ -97,3 +97,4 @@ def test_a_model_worker_that_lost_a_rank_comes_back_with_new_ones_and_takes_them
         (rank,) = ranks_of(worker)
         os.kill(worker, signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{rank}").exists())
+        assert server.running.stop(signal.SIGKILL).status == -9
