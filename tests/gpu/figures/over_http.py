@@ -104,8 +104,10 @@ async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT)
 
 
 async def over_http(bench: Bench) -> None:
-    bench.table("processes + HTTP", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
-                "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %")  # fmt: skip
+    bench.table(
+        "processes + HTTP", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
+        "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %",
+    )  # fmt: skip
     for num_processes, num_api in PROCESSES:
         if not bench.has_time(20):
             return
