@@ -10,7 +10,7 @@ from loopwright.core.clock import FakeClock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Emit, Event, Finished, Started
-from loopwright.core.ids import CallId, RunId
+from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo, WeightDtype
 from loopwright.core.results import Completion, Done, Progress, Segment
@@ -45,7 +45,7 @@ class FakeRuns:
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         raise NotImplementedError
 
     async def programs(self) -> tuple[ProgramInfo, ...]:

@@ -228,3 +228,13 @@ def test_config_show_tells_value_source_and_meaning_and_masks_secrets(
 def test_a_value_given_in_code_is_checked_like_any_other() -> None:
     with pytest.raises(BadRequest, match=r"server\.port is 70000, from a test"):
         load_config(None, {"server.port": Given(70000, "a test")}, environment={})
+
+
+def test_what_outlives_a_server_lies_where_its_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert server_defaults().runtime.programs_dir == str(tmp_path / "xdg" / "loopwright" / "programs")
+    monkeypatch.setenv("LOOPWRIGHT_STATE_DIR", str(tmp_path / "own"))
+    assert server_defaults().runtime.programs_dir == str(tmp_path / "own" / "programs")
+    assert server_defaults().runtime.state_dir == str(tmp_path / "own" / "state")

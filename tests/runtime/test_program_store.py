@@ -5,6 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from loopwright.core.errors import PermissionDenied
+from loopwright.core.ids import TenantId
+from loopwright.runtime.program import read_program
+from loopwright.runtime.program_store import ProgramStore
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -27,3 +34,33 @@ def test_a_program_is_kept_as_it_is_whatever_the_locale(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "greek.py").read_bytes() == "async def main(): return '\u03b1'\n".encode()
+
+
+FIRST, SECOND = (read_program(f"async def main(): return {number}\n", "agent.py") for number in (1, 2))
+ANN, BOB = TenantId("ann"), TenantId("bob")
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_program_is_replaced_by_its_own_tenant_alone(tmp_path: Path, is_started_again: bool) -> None:
+    store = ProgramStore(tmp_path)
+    store.put("agent", FIRST, ANN)
+    if is_started_again:
+        store = ProgramStore(tmp_path)
+    with pytest.raises(PermissionDenied, match=r"^name: the program 'agent' is another tenant's") as caught:
+        store.put("agent", SECOND, BOB)
+    assert caught.value.field == "name"
+    assert ProgramStore(tmp_path).get("agent").source == store.get("agent").source == FIRST.source
+    store.put("agent", SECOND, ANN)
+    assert ProgramStore(tmp_path).get("agent").source == SECOND.source
+
+
+def test_a_program_of_nobody_is_whose_replaces_it_first_and_without_keys_anybody_replaces_any(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(FIRST.source)  # of a version that knew no owners
+    store = ProgramStore(tmp_path)
+    store.put("agent", SECOND, ANN)
+    with pytest.raises(PermissionDenied):
+        store.check_owner("agent", BOB)
+    store.put("agent", FIRST)  # the server has no keys any more
+    ProgramStore(tmp_path).put("agent", SECOND, BOB)
+    with pytest.raises(PermissionDenied):
+        ProgramStore(tmp_path).put("agent", FIRST, ANN)

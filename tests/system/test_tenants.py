@@ -204,3 +204,23 @@ def test_a_run_is_not_there_for_another_tenant() -> None:
             assert '"mine"' in told
 
     in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_program_is_there_for_all_tenants_and_replaced_by_its_own_alone() -> None:
+    async def scenario() -> None:
+        async with server() as client:
+
+            async def ask(tenant: str, path: str, body: Any) -> httpx.Response:
+                return await client.http.post(path, json=body, headers={"x-test-tenant": tenant})
+
+            first, second = ({"name": "agent", "source": f"async def main(): return {n}\n"} for n in (1, 2))
+            assert (await ask("a", "/v1/programs", first)).status_code == 200
+            refused = await ask("b", "/v1/programs", second)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (403, "name")
+            for expected in (1, 2):
+                answer = await ask("b", "/v1/programs/agent/runs", {"stream": False})
+                assert answer.json()["result"] == expected
+                assert (await ask("a", "/v1/programs", second)).status_code == 200
+
+    in_loop(scenario)

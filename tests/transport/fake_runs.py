@@ -9,7 +9,7 @@ import msgspec
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, Tokens
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.origin import Origin
@@ -81,6 +81,7 @@ class FakeRuns:
         self.cancelled: list[RunId] = []
         self.sent: list[tuple[RunId, ClientInput]] = []
         self.deployed: dict[str, ProgramInfo] = {}
+        self.owners: dict[str, TenantId] = {}
         self.refuse_start: LoopwrightError | None = None
         self.hold_start: asyncio.Event | None = None  # while set to an unset event, admission waits
         self.num_waiting = 0
@@ -101,7 +102,8 @@ class FakeRuns:
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+        self.owners[name] = tenant
         self.deployed[name] = ProgramInfo(name, source, (Parameter("n", "int", is_required=True),), "0" * 64)
         return self.deployed[name]
 

@@ -110,7 +110,8 @@ async def test_a_run_that_another_process_started_is_found_by_asking() -> None:
 async def test_a_program_is_deployed_everywhere() -> None:
     workers = [FakeWorker("a"), FakeWorker("b")]
     router = Router(workers)
-    info = await router.deploy("agent", "source", "agent.py")
+    info = await router.deploy("agent", "source", "agent.py", TenantId("ann"))
+    assert [worker.owners for worker in workers] == [{"agent": "ann"}, {"agent": "ann"}]
     assert [worker.deployed for worker in workers] == [{"agent": info}, {"agent": info}]
     assert await router.programs() == (info,)
 
@@ -194,7 +195,7 @@ async def test_what_a_worker_told_before_it_died_stays_readable_and_only_its_liv
 async def test_a_worker_that_takes_a_dead_ones_place_has_its_programs_and_gets_the_next_run() -> None:
     first, second = FakeWorker("a"), FakeWorker("b")
     router = Router([first, second])
-    await router.deploy("agent", "source", "agent.py")
+    await router.deploy("agent", "source", "agent.py", TenantId("ann"))
     for _ in range(2):
         await router.start(HELLO)
     first.die()
@@ -203,6 +204,7 @@ async def test_a_worker_that_takes_a_dead_ones_place_has_its_programs_and_gets_t
         await router.runs()
     third = FakeWorker("c")
     await router.admit(third)
+    assert third.owners == {"agent": "ann"}
     assert set(third.deployed) == {"agent"}
     assert await router.start(HELLO) == "c-0"
     assert router.models() == third.models()

@@ -12,7 +12,7 @@ from fake_runs import MODEL, FakeRuns
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import BadRequest, NotFound, ProgramRejected, Unavailable
 from loopwright.core.events import Event, Finished, Started, Text, TokenLogprob
-from loopwright.core.ids import RunId
+from loopwright.core.ids import RunId, TenantId
 from loopwright.core.runs import RunSpec, open_events
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.runs_client import WINDOW, RunsClient
@@ -135,7 +135,8 @@ async def test_half_a_surrogate_pair_is_a_bad_request() -> None:
 async def test_programs_runs_and_stats_cross() -> None:
     fake = FakeRuns()
     async with connected(fake) as client:
-        info = await client.deploy("agent", "source", "agent.py")
+        info = await client.deploy("agent", "source", "agent.py", TenantId("ann"))
+        assert fake.owners == {"agent": "ann"}
         assert await client.programs() == (info,)
         run_id = await client.start(HELLO)
         assert await client.runs() == await fake.runs()

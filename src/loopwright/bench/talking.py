@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import InternalError
 from loopwright.core.events import Event, Finished, Started, Text
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
@@ -56,7 +56,7 @@ class TalkingRuns:
 
     async def cancel(self, run_id: RunId) -> None: ...
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         raise InternalError("these runs only talk")
 
     async def send(self, run_id: RunId, sent: ClientInput) -> None:

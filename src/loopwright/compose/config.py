@@ -231,7 +231,10 @@ def server_defaults(folder: Path | None = None) -> Config:
 
 
 def state_folder() -> Path:
-    """Where a server keeps what outlives it: $XDG_STATE_HOME/loopwright, or ~/.local/state/loopwright."""
+    """Where a server keeps what outlives it: $LOOPWRIGHT_STATE_DIR, or $XDG_STATE_HOME/loopwright, or else
+    ~/.local/state/loopwright."""
+    if own := os.environ.get("LOOPWRIGHT_STATE_DIR"):
+        return Path(own)
     named = os.environ.get("XDG_STATE_HOME")
     return (Path(named) if named else Path.home() / ".local" / "state") / "loopwright"
 

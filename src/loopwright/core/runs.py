@@ -86,8 +86,9 @@ class Runs(Protocol):
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
-        """Checks and keeps a program; replaces one of that name. Raises ProgramRejected, BadRequest."""
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+        """Checks and keeps a program; replaces one of that name. Raises ProgramRejected, BadRequest; PermissionDenied
+        when that one is another tenant's."""
         ...
 
     async def programs(self) -> tuple[ProgramInfo, ...]: ...

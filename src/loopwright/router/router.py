@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, NotFound, Overloaded, Unavailable
 from loopwright.core.events import Event
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, open_events
@@ -51,7 +51,7 @@ class Router:
         self._ended: OrderedDict[RunId, FollowedRun] = OrderedDict()  # those of them that are over, the oldest first
         self._num_ended_bytes = 0
         self._following: set[asyncio.Task[None]] = set()
-        self._deployed: dict[str, tuple[str, str]] = {}  # by name: source and filename
+        self._deployed: dict[str, tuple[str, str, TenantId]] = {}  # by name: source, filename and whose it is
 
     async def close(self) -> None:
         """Reads no more. The runs go on."""
@@ -61,8 +61,8 @@ class Router:
 
     async def admit(self, worker: Worker) -> None:
         """Takes in a worker that has just started, in the place of those that died; gives it the programs it lacks."""
-        for name, (source, filename) in self._deployed.items():
-            await worker.deploy(name, source, filename)
+        for name, deployed in self._deployed.items():
+            await worker.deploy(name, *deployed)
         for dead in [one for one in self._workers if not one.is_alive]:
             self._workers.remove(dead)
             self._live.pop(dead, None)
@@ -71,9 +71,9 @@ class Router:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._workers[0].models()
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
-        deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename))
-        self._deployed[name] = (source, filename)
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+        deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename, tenant))
+        self._deployed[name] = (source, filename, tenant)
         return next(iter(deployed.values()))
 
     async def programs(self) -> tuple[ProgramInfo, ...]:

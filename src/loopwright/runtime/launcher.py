@@ -27,7 +27,7 @@ from loopwright.core.errors import (
 )
 from loopwright.core.events import Event
 from loopwright.core.exchange import Exchange
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.instrument import Meter
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
@@ -118,8 +118,9 @@ class Launcher:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._models.infos()
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
-        self._programs.put(name, await self._reader.read(source, filename))
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+        self._programs.check_owner(name, tenant)  # before anybody reads what is in vain
+        self._programs.put(name, await self._reader.read(source, filename), tenant)
         return next(info for info in self._programs.infos() if info.name == name)
 
     async def programs(self) -> tuple[ProgramInfo, ...]:

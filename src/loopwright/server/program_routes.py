@@ -64,7 +64,7 @@ class ProgramRoutes:
     async def deploy(self, request: Request) -> Response:
         """POST /v1/programs: puts a program on the server."""
         body = await read_body(request, DeployBody)
-        return json_response(await self._runs.deploy(body.name, body.source, body.filename))
+        return json_response(await self._runs.deploy(body.name, body.source, body.filename, current_tenant()))
 
     async def programs(self, request: Request) -> Response:
         """GET /v1/programs: the programs that are deployed."""

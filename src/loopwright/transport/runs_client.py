@@ -17,7 +17,7 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.events import Event, Finished
-from loopwright.core.ids import RunId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
@@ -71,9 +71,9 @@ class RunsClient:
     def models(self) -> tuple[ModelInfo, ...]:
         return self._welcome.result()
 
-    async def deploy(self, name: str, source: str, filename: str) -> ProgramInfo:
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         deployed = await self._ask(
-            messages.ProgramDeployed, lambda number: messages.DeployProgram(number, name, source, filename)
+            messages.ProgramDeployed, lambda number: messages.DeployProgram(number, name, source, filename, tenant)
         )
         return deployed.program
 

@@ -12,7 +12,7 @@ import msgspec
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.events import Event
-from loopwright.core.ids import RunId
+from loopwright.core.ids import RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, RunSpec
@@ -35,6 +35,7 @@ class DeployProgram(Message, frozen=True, tag="deploy"):
     name: str
     source: str
     filename: str
+    tenant: TenantId
 
 
 class AskPrograms(Message, frozen=True, tag="ask_programs"):

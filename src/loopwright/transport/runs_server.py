@@ -88,7 +88,7 @@ class RunsServer(LinkServer["_Client"]):
         number = request.request
         match request:
             case messages.DeployProgram():
-                program = await self._runs.deploy(request.name, request.source, request.filename)
+                program = await self._runs.deploy(request.name, request.source, request.filename, request.tenant)
                 return messages.ProgramDeployed(number, program)
             case messages.AskPrograms():
                 return messages.ProgramsAnswer(number, await self._runs.programs())
