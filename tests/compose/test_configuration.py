@@ -230,9 +230,7 @@ def test_a_value_given_in_code_is_checked_like_any_other() -> None:
         load_config(None, {"server.port": Given(70000, "a test")}, environment={})
 
 
-def test_what_outlives_a_server_lies_where_its_environment_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_outlives_a_server_lies_where_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
     assert server_defaults().runtime.programs_dir == str(tmp_path / "xdg" / "loopwright" / "programs")
     monkeypatch.setenv("LOOPWRIGHT_STATE_DIR", str(tmp_path / "own"))

@@ -16,10 +16,11 @@ from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
 from loopwright.server.identity import Identified, TenantOf, everybody
+from loopwright.server.known_query import KnownQuery
 from loopwright.server.message_routes import MessageRoutes
 from loopwright.server.metrics_route import MetricsRoute
 from loopwright.server.openai_routes import OpenAIRoutes
-from loopwright.server.openapi import openapi_document, takes
+from loopwright.server.openapi import Taken, openapi_document, takes
 from loopwright.server.origin import WithOrigin
 from loopwright.server.program_routes import ProgramRoutes
 from loopwright.server.response_limits import ResponsesConfig
@@ -104,4 +105,7 @@ def _routes(runs: Runs, clock: Clock, kept: ResponsesConfig) -> list[BaseRoute]:
         Route("/v1/runs/{run}/messages", programs.send, methods=["POST"]),
         Route("/v1/runs/{run}/cancel", programs.cancel, methods=["POST"]),
     ]
+    for route in routes:
+        if isinstance(route, Route) and route.methods and "POST" not in route.methods:
+            route.app = KnownQuery(route.app, getattr(route.endpoint, "taken", Taken()).query)
     return routes

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from loopwright.core.errors import BadRequest
 from loopwright.core.no_collecting import no_collecting
 from loopwright.server.json_shape import Shape
+from loopwright.server.nearest import did_you_mean
 
 MAX_BODY_BYTES = 4 << 20
 """Unless the server is told another limit. What is done at once with a text of this size takes 10 to 20 ms."""
@@ -61,7 +62,7 @@ def parse_body(payload: bytes, kind: type[BodyT]) -> BodyT:
         try:
             return msgspec.json.decode(payload, type=kind)
         except msgspec.ValidationError as error:
-            raise _bad_field(str(error)) from None
+            raise _bad_field(str(error), kind=kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from None
 
@@ -83,7 +84,7 @@ def convert_part(part: object, kind: type[BodyT], place: str = "") -> BodyT:
     try:
         return msgspec.convert(part, kind)
     except msgspec.ValidationError as error:
-        raise _bad_field(str(error), place) from None
+        raise _bad_field(str(error), place, kind) from None
 
 
 async def check_shape(payload: bytes) -> None:
@@ -109,15 +110,18 @@ async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     return bytes(payload)
 
 
-def _bad_field(problem: str, place: str = "") -> BadRequest:
-    """msgspec's sentence, as a message that begins with the field's name."""
+def _bad_field(problem: str, place: str = "", kind: object = None) -> BadRequest:
+    """msgspec's sentence, as a message that begins with the field's name. `kind` stands at the place."""
+    hint = ""
     found = _AT.search(problem)
     path = _joined(place, found["path"] if found else "")
     problem = _AT.sub("", problem)
     if named := _NAMED.match(problem):
         path = _joined(path, named["name"][:MAX_NAMED])
         problem = _PROBLEMS[named["problem"]]
-    return BadRequest(f"{path}: {problem}" if path else problem, field=path)
+        if found is None:
+            hint = did_you_mean(named["name"], getattr(kind, "__struct_fields__", ()))
+    return BadRequest(f"{path}: {problem}" if path else problem, hint=hint, field=path)
 
 
 def _too_deep(payload: bytes) -> BadRequest:

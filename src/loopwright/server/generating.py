@@ -3,7 +3,7 @@
 Never generates and knows no form. Used by the routes of OpenAI's and of Anthropic's clients.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
 from loopwright.server.generation import Generation
 from loopwright.server.live_run import LiveRun, events_to_end, read_to_end, started_run
+from loopwright.server.nearest import did_you_mean
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import EventStream, SseResponse
 from loopwright.server.tool_request import AskedTools
@@ -105,19 +106,21 @@ class Generating:
             for model in self.runs.models():
                 if model.name == name:
                     return await off_loop(request, partial(asked.of_model, model)), model
-            for program in await self.runs.programs():
+            programs = await self.runs.programs()
+            for program in programs:
                 if PROGRAM_PREFIX + program.name == name:
                     return await off_loop(request, partial(asked.of_program, program)), self.runs.models()[0]
         except LoopwrightError as error:
             raise asked.names(error) from None
-        raise no_model(name)
+        models = [model.name for model in self.runs.models()]
+        raise no_model(name, [*models, *(PROGRAM_PREFIX + program.name for program in programs)])
 
     def model(self, name: str | None) -> ModelInfo:
         """The model of that name; without a name, the server's first. Raises NotFound."""
         for model in self.runs.models():
             if name is None or model.name == name:
                 return model
-        raise no_model(name or "")
+        raise no_model(name or "", [model.name for model in self.runs.models()])
 
     async def result(self, request: Request, program: str, model: ModelInfo, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 (JSON)
         """What a built-in program returns. Raises what ended it; ends it when the client goes."""
@@ -169,7 +172,8 @@ def _of_request(error: LoopwrightError, prompt_field: str) -> LoopwrightError:
     return BadRequest(message, hint="send less, or raise limits.max_message_bytes of the server", field=prompt_field)
 
 
-def no_model(name: str) -> LoopwrightError:
-    return NotFound(
-        f"the model {name[:100]!r} does not exist", hint="GET /v1/models lists those that do", field="model"
-    )
+def no_model(name: str, known: Iterable[str]) -> LoopwrightError:
+    """`known` are the names of those that there are, programs included where one could have been meant."""
+    near = did_you_mean(name, known)
+    hint = f"{near} GET /v1/models lists those that do" if near else "GET /v1/models lists those that do"
+    return NotFound(f"model: the model {name[:100]!r} does not exist", hint=hint, field="model")

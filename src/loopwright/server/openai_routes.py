@@ -40,8 +40,8 @@ class OpenAIRoutes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}: one of them."""
         name = request.path_params["model"]
-        if name not in await self._names():
-            raise no_model(name)
+        if name not in (names := await self._names()):
+            raise no_model(name, names)
         return json_response(self._model_entry(name))
 
     @takes(ChatBody, answer=COMPLETION, streams=True)

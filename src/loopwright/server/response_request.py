@@ -100,7 +100,7 @@ class ResponseBody(SamplingBody, frozen=True, forbid_unknown_fields=True, kw_onl
     safety_identifier: str | None = None  # from here on inert
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
 
     background_options: Any = None  # from here on as RESPONSE_REFUSED says
     conversation: Any = None

@@ -4,7 +4,7 @@ Never generates: a response is the events of a chat's run. Used by app.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -19,14 +19,14 @@ from loopwright.server.identity import current_tenant
 from loopwright.server.openapi import takes
 from loopwright.server.response_background import BackgroundResponses
 from loopwright.server.response_making import ResponseMaking
-from loopwright.server.response_request import InputTokensBody, ResponseBody
+from loopwright.server.response_request import Includable, InputTokensBody, ResponseBody
 from loopwright.server.response_store import KeptResponse, ResponseStore
 
 Json = dict[str, Any]
 RESPONSE = {"type": "object", "required": ["id", "object", "created_at", "model", "status", "output"]}
 MAX_LISTED = 100
 MAX_DIGITS = 9  # of a number that is short enough to be read
-_NAMES = {"type": "array", "items": {"type": "string"}}
+_NAMES = {"type": "array", "items": {"type": "string", "enum": list(get_args(Includable))}}
 INCLUDE = {"include": _NAMES, "include[]": _NAMES}
 
 
