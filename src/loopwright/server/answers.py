@@ -32,10 +32,12 @@ class Answer:
     fingerprint: str
     renamed: Callable[[LoopwrightError], LoopwrightError]  # an error of the run, by the names of the request's fields
     is_of_program: bool  # its result is the message when it emitted none; a built-in program's own result never is
-    tool_format: str = ""  # how the model writes calls of tools, if it was given any
+    tool_format: str = ""  # how the model writes calls of tools, if it may make any
+    is_answer_held: bool = False  # to a form of its own, where it is no call
 
     def reader(self) -> AnswerReader:
-        return AnswerReader(self.run_id, "" if self.is_of_program else self.tool_format)
+        tool_format = "" if self.is_of_program else self.tool_format
+        return AnswerReader(self.run_id, tool_format, is_answer_held=self.is_answer_held)
 
     def index_of(self, event: Text | Tokens) -> int:
         """Of the choice that the text belongs to; a program has but one."""

@@ -110,6 +110,11 @@ class ChatRequest:
     generation: Generation
     tools: AskedTools | None = None
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may hold calls of tools."""
+        return self.tools is not None and self.tools.choice != "none"
+
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""

@@ -56,7 +56,7 @@ class OpenAIRoutes:
             lambda program: chat_of_program(chat, program),
             lambda answer: _chunk_stream(answer, ChatForm(generation), generation),
             lambda answer, events: whole_answer(answer, ChatForm(generation), events),
-            has_tools=chat.tools is not None,
+            may_call=chat.may_call,
         )
         return await self._generating.answer(request, asked)
 

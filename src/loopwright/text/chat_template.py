@@ -9,6 +9,7 @@ a control id, and everything else is encoded as plain text.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
@@ -17,13 +18,15 @@ from loopwright.text.tokenizer import Before, Tokenizer
 from loopwright.text.tool_prompts import (
     Message,
     Tool,
-    ToolFormat,
     functions,
     told_calls,
     told_in_messages,
     tool_format,
     written_calls,
 )
+
+if TYPE_CHECKING:
+    from loopwright.core.calls import ToolFormat
 
 ROLES = ("system", "user", "assistant", "tool")
 
