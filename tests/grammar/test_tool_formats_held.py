@@ -132,7 +132,7 @@ def test_beside_an_answer_that_is_held_a_turn_is_calls_that_fit_or_an_answer_tha
 ) -> None:
     source = {"format": format, "tools": TOOLS, "choice": "auto", "parallel": parallel, "answer": JSON_ANSWER}
     grammar = compiled("tool_calls", source)
-    texts = [walk(grammar.start(), random.Random(seed), max_tokens=300) for seed in range(120)]
+    texts = [walk(grammar.start(), random.Random(seed), max_tokens=300) for seed in range(50)]
     nums = {"calls": 0, "answers": 0}
     for text in (text.decode() for text in texts if text is not None):
         reader = reader_of(format, is_answer_held=True)
