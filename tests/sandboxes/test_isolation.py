@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from loopwright.core.errors import LimitExceeded, ProgramError
 from loopwright.runtime.limits import Limits
+from loopwright.runtime.sandboxes import wasm as wasm_sandbox
+from loopwright.runtime.sandboxes.runner_build import RunnerFiles
 
 from .conftest import Bench
 from .fake_guest import FakeGuest
@@ -126,6 +130,44 @@ def test_a_busy_program_lets_an_honest_one_finish(wasm: Bench) -> None:
         return result
 
     assert wasm.drive(scenario) == "190"
+
+
+@pytest.mark.wasm
+@pytest.mark.parametrize(("cpu_s", "max_calls"), [(0.0, 12), (0.003, 2)])
+def test_a_tick_between_calls_of_a_chain_lets_nobody_in_unless_they_take_long(
+    runner_files: RunnerFiles, monkeypatch: pytest.MonkeyPatch, cpu_s: float, max_calls: int
+) -> None:
+    """Ticks come with each call, the first of which ends a slice that was long enough for a turn."""
+    monkeypatch.setattr(wasm_sandbox, "TICK_S", 3600.0)  # no others
+
+    class TickedGuest(FakeGuest):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_turns = 0
+            self.calls_of_turn: Counter[int] = Counter()
+
+        def submit(self, op: str) -> int:
+            end_s = time.thread_time() + (cpu_s if self.ops else 2 * wasm_sandbox.MIN_SLICE_S)
+            while time.thread_time() < end_s:
+                pass
+            engine.increment_epoch()
+            self.calls_of_turn[self.num_turns] += 1
+            return super().submit(op)
+
+    async def scenario(sandbox: Any) -> None:
+        nonlocal engine
+        engine = sandbox._host._engine
+        task = asyncio.create_task(sandbox.run(source, "program.py", "{}", guest, Limits()))
+        while not task.done():
+            await asyncio.sleep(0)
+            guest.num_turns += 1
+        assert await task == "11"
+
+    engine: Any = None
+    guest = TickedGuest()
+    source = program("calls = [issue(op='echo', value=n) for n in range(12)]\nreturn await calls[-1]")
+    Bench("fiber", runner_files).drive(scenario)
+    assert max(guest.calls_of_turn.values()) == max_calls, guest.calls_of_turn
 
 
 @pytest.mark.parametrize(

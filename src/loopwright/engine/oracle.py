@@ -82,16 +82,11 @@ class Oracle:
             if text is not None:
                 sampling = msgspec.structs.replace(sampling, allowed=text.allowed(max_tokens - len(logprobs) - 1))
             logits = self.logits(tokens, places)[-1].double().numpy()
-            generated = [*sampling.generated, *tokens[len(token_ids) :]]
             places.append(places[-1] + 1)
-            probabilities = _probabilities(logits, sampling, generated)
-            cumulative = np.cumsum(probabilities)
-            tokens.append(int(np.argmax(cumulative > _uniform(sampling.seed, places[-1]) * cumulative[-1])))
-            reported = logits - np.logaddexp.reduce(logits)
-            if sampling.logprobs == "processed":
-                reported = np.log(probabilities, out=np.full_like(logits, -np.inf), where=probabilities > 0)
-            logprobs.append(float(reported[tokens[-1]]))
-            top_logprobs.append(_top(reported, sampling.top_logprobs))
+            token, logprob, top = next_token(logits, sampling, places[-1], tokens[len(token_ids) :])
+            tokens.append(token)
+            logprobs.append(logprob)
+            top_logprobs.append(top)
             if tokens[-1] in stop_tokens:
                 break
             if text is not None:
@@ -166,6 +161,19 @@ class Oracle:
             shares = torch.tensor([float(probability[i]) / total for i in chosen])
             rows.append(shares @ torch.stack(outputs))
         return torch.stack(rows)
+
+
+def next_token(
+    logits: NDArray[np.float64], sampling: Sampling, position: int, generated: Sequence[int] = ()
+) -> tuple[int, float, TopLogprobs]:
+    """The token that `sampling` takes from logits [vocab_size] to stand at `position`; log-probabilities as asked."""
+    probabilities = _probabilities(logits, sampling, [*sampling.generated, *generated])
+    cumulative = np.cumsum(probabilities)
+    token = int(np.argmax(cumulative > _uniform(sampling.seed, position) * cumulative[-1]))
+    reported = logits - np.logaddexp.reduce(logits)
+    if sampling.logprobs == "processed":
+        reported = np.log(probabilities, out=np.full_like(logits, -np.inf), where=probabilities > 0)
+    return token, float(reported[token]), _top(reported, sampling.top_logprobs)
 
 
 def _gated(hidden: Tensor, gate_up: Tensor, down: Tensor, *, is_gelu: bool = False) -> Tensor:

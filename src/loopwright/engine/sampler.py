@@ -53,13 +53,24 @@ def answer(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
     """One result for each row of logits [num_questions, vocab_size] (float32)."""
     normalizers = torch.logsumexp(logits, dim=-1).tolist()
     # A sum is finite only if all of its terms are; one pass finds NaN and both infinities.
-    are_finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-    traced = _run_traced(logits, are_finite, questions)
+    finite = torch.isfinite(logits.sum(dim=-1)).nonzero().flatten().tolist()
+    found = answer_finite(
+        [logits[place] for place in finite],
+        [normalizers[place] for place in finite],
+        [questions[place] for place in finite],
+    )
+    results = dict(zip(finite, found, strict=True))
+    return [results[place] if place in results else not_finite() for place in range(len(questions))]
+
+
+def answer_finite(
+    rows: Sequence[Tensor], normalizers: Sequence[float], questions: Sequence[Question]
+) -> list[RowResult]:
+    """Of rows [vocab_size] without NaN and infinity, whose log-sum-exps are known."""
+    traced = _run_traced(rows, questions)
     return [
-        answer_one(row, normalizer, question, traced.get(place)) if is_finite else not_finite()
-        for place, (row, normalizer, is_finite, question) in enumerate(
-            zip(logits, normalizers, are_finite, questions, strict=True)
-        )
+        answer_one(row, normalizer, question, traced.get(place))
+        for place, (row, normalizer, question) in enumerate(zip(rows, normalizers, questions, strict=True))
     ]
 
 
@@ -138,12 +149,12 @@ def _ranks(seen: Tensor, num_top: int, extra: Sequence[int]) -> NDArray[np.int64
     return np.array([*range(1, num_top + 1), *of_extra])
 
 
-def _run_traced(logits: Tensor, are_finite: Sequence[bool], questions: Sequence[Question]) -> dict[int, TracedAnswer]:
+def _run_traced(logits: Sequence[Tensor], questions: Sequence[Question]) -> dict[int, TracedAnswer]:
     """What the samplers of programs make of their rows, by place."""
     rows: dict[int, TracedRow] = {}
     for place, question in enumerate(questions):
         sampling = question.sampling
-        if question.sampler is not None and sampling is not None and are_finite[place]:
+        if question.sampler is not None and sampling is not None:
             scores = _adjusted(logits[place], sampling, question.generated).double()
             token_ids = _candidate_ids(sampling, question.allowed_bits, scores)
             if token_ids is not None:

@@ -124,4 +124,6 @@ def _bound(path: Path) -> ctypes.CDLL:
     library.workspace_free.argtypes, library.workspace_free.restype = [address], None
     library.forward.argtypes, library.forward.restype = [address, address, address, address], None
     library.logits.argtypes, library.logits.restype = [address, address, number, address, address], None
+    library.answer_rows.argtypes = [address, number, number, address, address, address]
+    library.answer_rows.restype = None
     return library

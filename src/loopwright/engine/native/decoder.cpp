@@ -3,51 +3,15 @@
 // Called by native/decoder.py through ctypes; the structs here are mirrored in native/structs.py. Tokens of any number
 // of rows lie one after the other; what a token is computed with is its own row's KV and nothing of another row.
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
+#include "choosing.h"
 #include "slices.h"
-#include "team.h"
+#include "workspace.h"
 
 using namespace loopwright;
 
 namespace {
-
-template <class T>
-struct Scratch {
-    T* data = nullptr;
-    size_t size = 0;
-    T* at_least(size_t wanted) {
-        if (wanted > size) {
-            free(data);
-            size = wanted;
-            data = (T*)aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64);
-        }
-        return data;
-    }
-    size_t bytes() const { return size * sizeof(T); }
-    ~Scratch() { free(data); }
-};
-
-struct Workspace {
-    Team team;
-    Scratch<float> heads, added, sums, tops, totals, scales;
-    Scratch<bf16> queries, values, middle;
-    Scratch<int8_t> levels;
-    Scratch<int32_t> level_sums;
-    const size_t max_bytes;  // of what a slice takes; a step's hidden states and angles come on top
-    Workspace(int num_threads, size_t max_bytes) : team(num_threads), max_bytes(max_bytes) {}
-
-    size_t num_bytes() const {
-        return heads.bytes() + added.bytes() + sums.bytes() + tops.bytes() + totals.bytes() + scales.bytes() +
-               queries.bytes() + values.bytes() + middle.bytes() + levels.bytes() + level_sums.bytes();
-    }
-
-    Inputs inputs(int num_vectors, int width) {
-        size_t size = (size_t)num_vectors * width, num_groups = (size + kGroup - 1) / kGroup;
-        return {values.at_least(size), levels.at_least(size), scales.at_least(num_groups), level_sums.at_least(num_groups)};
-    }
-};
 
 float inverse_norm(const float* vector, int size, float epsilon) {
     Floats squares = {};
@@ -367,6 +331,18 @@ void logits(const Matrix* head, const float* normalized, int num_vectors, float*
                     write_panel(to + (size_t)vector * head->num_outputs, panel, head->num_outputs, low, high);
                 });
         });
+    });
+}
+
+// What is asked of each row of logits [num_rows][vocabulary].
+void answer_rows(const float* logits, int num_rows, int vocabulary, const Question* asked, Answer* to, void* space) {
+    Workspace& work = *(Workspace*)space;
+    auto answer_row = [&](int thread, int row) {
+        answer(logits + (size_t)row * vocabulary, vocabulary, asked[row], work.choices[thread], to[row]);
+    };
+    if (num_rows == 1) return answer_row(0, 0);  // is over before another thread is awake
+    work.team.run(1, [&](int thread, Team::Phases& phases) {
+        phases.run(num_rows, [&](int row) { answer_row(thread, row); });
     });
 }
 }

@@ -17,6 +17,7 @@ from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 from loopwright.engine.native import structs
+from loopwright.engine.native.answers import NativeAnswers
 from loopwright.engine.native.build import Kernels
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.packing import PackedMatrix, interleaved, pack
@@ -85,6 +86,7 @@ class NativeDecoder:
         self._cache = cache
         self._workspace = self._library.workspace_new(num_threads, scratch_bytes)
         weakref.finalize(self, self._library.workspace_free, self._workspace)
+        self.answers = NativeAnswers(self._library, self._workspace, config.vocab_size)
 
     @property
     def step_weight_bytes(self) -> int:

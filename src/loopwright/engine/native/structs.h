@@ -34,4 +34,40 @@ struct Step {
     const int64_t* shown_starts;  // [num_tokens] into `shown`, or -1: all; null: no masks at all
     const uint16_t* shown;        // by block, bit i for place i
 };
+
+struct Tokens {
+    const int32_t* ids;
+    int32_t count;
+};
+
+// The `count` most probable tokens of a row, of those that `allowed` has bits for, into ids and logprobs.
+struct Listing {
+    int32_t count, has_entropy;
+    const uint8_t* allowed;  // or null
+    int32_t* ids;
+    float* logprobs;
+    double normalizer, entropy;  // written: of the allowed tokens
+};
+
+// What is asked of one row of logits. From the penalties to min_p they are the fields of core.calls.Sampling.
+struct Question {
+    int32_t is_sampled, is_adjusted, is_processed, num_top, top_k;  // adjusted: it has penalties, biases or `allowed`
+    double repetition_penalty, presence_penalty, frequency_penalty, temperature, top_p, min_p;
+    uint64_t seed;
+    int64_t position;
+    Tokens seen, generated, sampled;  // `sampled` counts as generated too
+    const int32_t* biased;
+    const double* biases;
+    int32_t num_biases;
+    const uint8_t* allowed;  // bits of the vocabulary, or null
+    Listing* listings;
+    int32_t num_listings;
+};
+
+struct Answer {
+    int32_t is_finite, token, num_top;
+    double normalizer, logprob;
+    int32_t top_ids[20];
+    double top_logprobs[20];
+};
 }

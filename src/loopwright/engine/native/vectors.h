@@ -18,6 +18,8 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(64)));  // eight lanes
+typedef int64_t Longs __attribute__((vector_size(64)));
 // In memory: of any alignment, and over whatever type it was written as.
 typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
 typedef Words WordsAt __attribute__((aligned(4), may_alias));
@@ -27,6 +29,10 @@ typedef Halves HalvesAt __attribute__((aligned(2), may_alias));
 static inline Floats load(const float* from) { return *(const FloatsAt*)from; }
 static inline void store(float* to, Floats value) { *(FloatsAt*)to = value; }
 static inline Words load_words(const void* from) { return *(const WordsAt*)from; }
+static inline Doubles load_doubles(const float* from) {
+    typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+    return __builtin_convertvector(*(const Eight*)from, Doubles);
+}
 static inline Floats all(float value) { return Floats{} + value; }
 static inline Words all_words(uint32_t value) { return Words{} + value; }
 
@@ -141,6 +147,23 @@ static inline int32_t sum_of(Ints values) {
     return sum;
 }
 
+static inline double sum_of(Doubles values) {
+    double sum = 0;
+    for (int lane = 0; lane < kLanes / 2; lane++) sum += values[lane];
+    return sum;
+}
+
+// Bit i is what lane i of a comparison says.
+static inline uint32_t bits_of(Ints compared) {
+#ifdef __AVX512F__
+    return _mm512_movepi32_mask((__m512i)compared);
+#else
+    __m256 halves[2];
+    memcpy(halves, &compared, sizeof compared);
+    return _mm256_movemask_ps(halves[0]) | _mm256_movemask_ps(halves[1]) << 8;
+#endif
+}
+
 static inline float max_of(Floats values) {
 #ifdef __AVX512F__
     return _mm512_reduce_max_ps((__m512)values);
@@ -170,6 +193,22 @@ static inline Floats exp_of(Floats x) {
     sum = sum * rest + 1.0f;
     Floats power = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
     return x < low ? Floats{} : sum * power;
+}
+
+// e^x for x up to 0, by a polynomial of degree 13 (Taylor; error of a unit or two in the last place). In two steps at its
+// end, so that numbers too small to be normal are not lost.
+static inline Doubles exp_of(Doubles x) {
+    const Doubles low = Doubles{} - 746.0;  // its power is 0
+    Doubles clamped = x < low ? low : x;
+    Doubles shifted = clamped * 1.4426950408889634 + 6755399441055744.0;  // 1.5 · 2^52: the fraction falls off
+    Doubles whole = shifted - 6755399441055744.0;
+    Doubles rest = clamped - whole * 6.93147180369123816490e-01 - whole * 1.90821492927058770002e-10;
+    Doubles sum = Doubles{} + 1.0 / 6227020800;
+    const double factors[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                              1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0, 1.0};
+    for (double factor : factors) sum = sum * rest + factor;
+    Longs exponent = (Longs)shifted - (Longs)(Doubles{} + 6755399441055744.0), half = exponent >> 1;
+    return sum * (Doubles)((half + 1023) << 52) * (Doubles)((exponent - half + 1023) << 52);
 }
 
 // 2^x for x up to 0, by a polynomial of degree 5 on half a unit to either side (error below 5e-7 relative). What would be

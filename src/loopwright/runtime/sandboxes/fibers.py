@@ -191,6 +191,7 @@ class FiberHost:
 
     @staticmethod
     def _submit(fiber: "Fiber", args: Any, results: Any) -> None:
+        fiber.has_submitted = True
         results[0].kind = _U32
         results[0].of.u32 = fiber.guest.submit(_text(args[0]))
 
@@ -218,7 +219,7 @@ class Fiber:
     """One call of the guest's `run`: polled until it has returned, suspended in between.
 
     After a poll that did not finish it, the guest either waits for events (`waits_ms` is its timeout in milliseconds,
-    negative for none) or was interrupted by a tick (`waits_ms` is None)."""
+    negative for none) or was interrupted by a tick (`waits_ms` is None). Each call of its sets `has_submitted`."""
 
     def __init__(
         self,
@@ -230,6 +231,7 @@ class Fiber:
     ) -> None:
         self.guest = guest
         self.waits_ms: int | None = None
+        self.has_submitted = False
         self.fault: Exception | None = None
         self.is_dropped = False
         self.keep: Callable[[str], None] | None = None

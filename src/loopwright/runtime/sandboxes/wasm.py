@@ -139,7 +139,11 @@ class WasmSandbox:
 
 
 async def _drive(fiber: Fiber, budget: Budget) -> None:
-    """Polls the fiber until it has returned. Raises LimitExceeded when it has computed too long."""
+    """Polls the fiber until it has returned. Raises LimitExceeded when it has computed too long.
+
+    A guest that a tick interrupts after it has made calls may be in the middle of a chain, which should be one step: it
+    goes on once more, to the next tick that does not come right away, before others get their turn."""
+    has_gone_on = False
     while True:
         started_s = time.thread_time()
         has_returned = fiber.poll()
@@ -151,8 +155,14 @@ async def _drive(fiber: Fiber, budget: Budget) -> None:
             fiber.files.check_when_due()
         if fiber.waits_ms is not None:
             timeout_s = None if fiber.waits_ms < 0 else fiber.waits_ms / 1000
+            fiber.has_submitted = has_gone_on = False
             fiber.answer(await next_events(fiber.guest, timeout_s, fiber.files))
-        elif slice_s > MIN_SLICE_S:
+        elif slice_s <= MIN_SLICE_S:
+            continue
+        elif fiber.has_submitted and not has_gone_on:
+            has_gone_on = True
+        else:
+            fiber.has_submitted = has_gone_on = False
             await asyncio.sleep(0)
 
 

@@ -1,0 +1,173 @@
+"""Section: the time from token to token over HTTP and at the model worker, in the same run of the whole server.
+
+Starts `loopwright serve` with random weights in processes of its own, and clients in others. The model worker's figure
+is what its own metrics counted meanwhile.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from figures import peers
+from figures.report import Bench, Section
+
+NUM_OUT, NUM_WORDS = 128, 22  # 22 numbers of five digits are about 128 bytes, which are tokens of the made-up tokenizer
+STREAMS_PER_CLIENT = 64
+START_S = 240.0
+CLIENT = Path(__file__).with_name("http_client.py")
+PROCESSES = (1, 9)  # everything in one; eight processes of programs beside server and model
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server under way."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    model: str
+
+
+@asynccontextmanager
+async def serving(bench: Bench, num_processes: int) -> AsyncIterator[Served]:
+    """`loopwright serve`, until the end."""
+    words = [
+        "serve",
+        "--device",
+        bench.device,
+        "--load",
+        "dummy",
+        "--shape",
+        bench.shape,
+        "--processes",
+        str(num_processes),
+    ]
+    settings = ["--set", "control.prefix_cache=false", "--port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loopwright", *words, *settings, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    said = b""
+    try:
+        async with asyncio.timeout(START_S):
+            while (found := re.search(rb"loopwright: (\S+) at http://[^ ]*:(\d+)/v1", said)) is None:
+                line = await process.stderr.readline()
+                if not line:
+                    raise RuntimeError(f"the server ended: {said.decode(errors='replace')[-2000:]}")
+                said += line
+        reading = asyncio.create_task(process.stderr.read())
+        yield Served(process, int(found[2]), found[1].decode())
+        reading.cancel()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 20)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT) -> list[dict[str, float]]:
+    """What clients read of so many streams that begin together."""
+    shares = [min(STREAMS_PER_CLIENT, num_streams - start) for start in range(0, num_streams, STREAMS_PER_CLIENT)]
+    clients = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, str(CLIENT), str(served.port), str(share), str(num_out), str(NUM_WORDS), served.model,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )
+        for share in shares
+    ]  # fmt: skip
+    try:
+        for one in clients:
+            assert one.stdout is not None
+            await one.stdout.readline()
+        told = [json.loads(out) for out, _ in await asyncio.gather(*(one.communicate(b"\n") for one in clients))]
+    finally:
+        for one in clients:
+            if one.returncode is None:
+                one.kill()
+                await one.wait()
+    failed = [text for one in told for text in one["failed"]]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {num_streams} streams had no token: {failed[0]}")
+    return [stream for one in told for stream in one["streams"]]
+
+
+async def over_http(bench: Bench) -> None:
+    bench.table("processes", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
+                "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %")  # fmt: skip
+    for num_processes in PROCESSES:
+        if not bench.has_time(25):
+            return
+        async with serving(bench, num_processes) as served:
+            await read_streams(served, 256, 8)  # warm-up
+            for batch in peers.BATCHES:
+                if bench.has_time(5):
+                    await _measure(bench, served, num_processes, batch)
+
+
+async def _measure(bench: Bench, served: Served, num_processes: int, batch: int) -> None:
+    counted, cpu, began_s = await _counted(served), cpu_s(served.process.pid), time.perf_counter()
+    streams = await read_streams(served, batch)
+    took_s = time.perf_counter() - began_s
+    after_cpu = cpu_s(served.process.pid)
+    spent = {pid: (name, after_cpu[pid][1] - cpu.get(pid, ("", 0.0))[1]) for pid, (name, _) in after_cpu.items()}
+    gaps = {name: value - counted.get(name, 0.0) for name, value in (await _counted(served)).items()}
+    all_s = sum(seconds for _, seconds in spent.values())
+    bench.row(
+        num_processes, batch, 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1),
+        peers.beside(bench.shape, batch), 1e3 * gaps["sum"] / max(1.0, gaps["count"]),
+        1e3 * median(one["ttft_s"] for one in streams), 1e3 * all_s / NUM_OUT,
+        round(batch * NUM_OUT / max(all_s, 1e-9)),
+        ", ".join(f"{name} {100 * seconds / took_s:.0f}" for name, seconds in
+                  sorted(spent.values(), key=lambda one: -one[1])[:4]),
+    )  # fmt: skip
+
+
+async def _counted(served: Served) -> dict[str, float]:
+    """Sum and count of what the model worker saw between tokens."""
+    text = await asyncio.to_thread(_get, f"http://127.0.0.1:{served.port}/metrics")
+    found = re.findall(r"inter_token_latency_seconds_(sum|count)\S* (\S+)", text)
+    return {name: float(value) for name, value in found}
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read().decode()  # type: ignore[no-any-return]
+
+
+def cpu_s(parent: int) -> dict[int, tuple[str, float]]:
+    """Seconds of CPU of a process and all below it: name and seconds, by number."""
+    parents, found = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            head, _, rest = (folder / "stat").read_text().rpartition(")")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        fields = rest.split()
+        pid = int(head.split()[0])
+        parents[pid] = int(fields[1])
+        name = next((words[place + 1].decode() for place, one in enumerate(words[:-1])
+                     if one == b"loopwright.compose.worker"), "server")  # fmt: skip
+        found[pid] = (name, (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+
+    def is_below(pid: int) -> bool:
+        while pid not in (0, parent):
+            pid = parents.get(pid, 0)
+        return pid == parent
+
+    return {pid: one for pid, one in found.items() if is_below(pid)}
+
+
+HTTP = Section("http", "Over HTTP, and at the model worker beside", 90, over_http, ("llama-1b", "llama-8b", "llama-3b"))

@@ -1,0 +1,168 @@
+"""Streams of tokens at control's sessions, one session each, as programs have them: when each token came.
+
+Never an HTTP client: `over_http` has those. Used by the sections that measure at the model worker.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+
+from figures.report import System
+from loopwright.control.controller import Controller
+from loopwright.control.scheduler import ControlConfig
+from loopwright.core.calls import CreateQueue, Generate, Sampling
+from loopwright.core.clock import SystemClock
+from loopwright.core.control import ControlLimits
+from loopwright.core.errors import from_info
+from loopwright.core.ids import CallId, PageName, QueueName, RunId
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.results import Completion, Progress, Segment
+from loopwright.engine.cuda.dummy import shape_config
+from loopwright.engine.executor import create_executor
+
+NUM_IN, NUM_OUT = 128, 128
+GREEDY = Sampling()
+_LIMITS = ControlLimits(max_pages=1 << 20, max_open_calls=1 << 16)
+_numbers = itertools.count()
+
+
+@asynccontextmanager
+async def system_over(shape: str, device: str) -> AsyncIterator[System]:
+    """Control over random weights of that shape, with the engine in this process."""
+    executor = create_executor(
+        Path(), num_blocks=0, num_slots=16, shape=shape, device=device, dtype="auto",  # type: ignore[arg-type]
+    )  # fmt: skip
+    sizes = executor.shape
+    info = ModelInfo(
+        name=shape, architecture="llama", traits=executor.traits, vocab_size=sizes.vocab_size,
+        max_context=sizes.max_context, page_size=sizes.block_size, num_pages=sizes.num_blocks, eos_ids=(), bos_id=None,
+        has_chat_template=False, quantization="dummy", weights_sha256="", engine=executor.computed_by,
+    )  # fmt: skip
+    controller = Controller(executor, (), info, SystemClock(), ControlConfig(prefix_cache=False))
+    serving = asyncio.create_task(controller.serve())
+    try:
+        yield System(controller, executor.step_weight_bytes)
+    finally:
+        serving.cancel()
+        executor.close()
+
+
+class Stream:
+    """One request, from `begin` on: `times_s` are of its tokens, by time.perf_counter."""
+
+    def __init__(
+        self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY
+    ) -> None:
+        self.began_s = time.perf_counter()
+        self.times_s: list[float] = []
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._session = controller.open(RunId(f"speed-{next(_numbers)}"), _LIMITS)
+        self._session.when_news(self._take)
+        self._session.submit(CallId(0), CreateQueue(queue=QueueName(0)))
+        self._session.submit(
+            CallId(1),
+            Generate(
+                queue=QueueName(0), pages=(), grow_from=PageName(1), kv_len=0, tokens=tuple(prompt),
+                positions=tuple(range(len(prompt))), sampling=sampling, max_tokens=num_out, progress=True,
+            ),
+        )  # fmt: skip
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times_s[0] - self.began_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between tokens."""
+        return [later - sooner for sooner, later in itertools.pairwise(self.times_s)]
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self._session.close()
+        self.begun.cancel()
+        self.ended.cancel()
+
+    def _take(self) -> None:
+        now_s = time.perf_counter()
+        for one in self._session.take():
+            self._take_one(one, now_s)
+        if self.times_s and not self.begun.done():
+            self.begun.set_result(None)
+
+    def _take_one(self, one: Completion, now_s: float) -> None:
+        if one.error is not None and not self.ended.done():
+            self.ended.set_exception(from_info(one.error))
+        elif isinstance(one.result, Progress):
+            self.times_s += [now_s] * len(one.result.tokens)
+        elif isinstance(one.result, Segment):
+            self.times_s += [now_s] * (len(one.result.tokens) - len(self.times_s))
+            self._session.close()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One round of a batch. `tpot_s` is the mean over streams of (last token - first token) / (tokens - 1), `steady_s`
+    the median time between two tokens of a stream once all have begun, `ttft_s` the median time to the first token."""
+
+    tpot_s: float
+    steady_s: float
+    ttft_s: float
+    host_s: float  # CPU of the event loop's thread for each step
+    process_s: float  # CPU of this process for each step, waiting included
+    tokens_per_s: float
+    tokens_per_core_s: float  # for a second of the event loop's CPU
+
+
+def prompts_of(num_streams: int, num_in: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
+    """Random ids, which no two streams share."""
+    rng = np.random.default_rng((seed, num_streams, num_in))
+    return [rng.integers(300, vocab_size, num_in).tolist() for _ in range(num_streams)]  # type: ignore[misc]
+
+
+async def run_batch(
+    system: System, num_streams: int, num_in: int = NUM_IN, num_out: int = NUM_OUT, sampling: Sampling = GREEDY,
+) -> Timing:  # fmt: skip
+    """All streams at once, to their end."""
+    controller = system.controller
+    prompts = prompts_of(num_streams, num_in, controller.models()[0].vocab_size)
+    num_before = (await controller.stats()).num_steps
+    began_s, thread_s, process_s = time.perf_counter(), time.thread_time(), time.process_time()
+    streams = [Stream(controller, prompt, num_out, sampling) for prompt in prompts]
+    await asyncio.gather(*(stream.ended for stream in streams))
+    took_s, thread_s, process_s = (
+        time.perf_counter() - began_s, time.thread_time() - thread_s, time.process_time() - process_s
+    )  # fmt: skip
+    num_steps = (await controller.stats()).num_steps - num_before
+    return timing(streams, took_s, thread_s, process_s, num_steps)
+
+
+def timing(streams: Sequence[Stream], took_s: float, thread_s: float, process_s: float, num_steps: int) -> Timing:
+    """What came of streams that began together."""
+    all_begun_s = max(one.times_s[0] for one in streams)
+    gaps = np.diff([when for when in streams[0].times_s if when >= all_begun_s])
+    num_tokens = sum(len(one.times_s) for one in streams)
+    return Timing(
+        tpot_s=mean((one.times_s[-1] - one.times_s[0]) / max(1, len(one.times_s) - 1) for one in streams),
+        steady_s=float(np.median(gaps)) if len(gaps) else 0.0,
+        ttft_s=median(one.ttft_s for one in streams),
+        host_s=thread_s / num_steps,
+        process_s=process_s / num_steps,
+        tokens_per_s=num_tokens / took_s,
+        tokens_per_core_s=num_tokens / thread_s,
+    )
+
+
+def vocabulary(shape: str) -> int:
+    """Ids that prompts are drawn from."""
+    return shape_config(shape).vocab_size
