@@ -15,7 +15,7 @@ from loopwright.core.errors import LoopwrightError, from_info
 from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
-from loopwright.server.outcomes import CallTold, Choice, Outcome, Part, PromptShown, Usage
+from loopwright.server.outcomes import Begun, CallTold, Choice, Outcome, Part, PromptShown, Usage
 from loopwright.server.pieces import AnswerReader, Words
 from loopwright.server.sse import error_event, sse_data
 
@@ -188,10 +188,11 @@ def _frame(chunk: bytes) -> tuple[bytes, bytes]:
     return before, after
 
 
-def read_emitted(answer: Answer, event: Emit) -> PromptShown | CallTold | None:
+def read_emitted(answer: Answer, event: Emit) -> PromptShown | Begun | CallTold | None:
     """What a program tells of its answer. A deployed one may emit anything; what is no call of a tool is nobody's."""
     if not answer.is_of_program:
-        return msgspec.convert(event.value, PromptShown)
+        told: PromptShown | Begun = msgspec.convert(event.value, PromptShown | Begun)
+        return told
     try:
         return msgspec.convert(event.value, CallTold)
     except msgspec.ValidationError:

@@ -49,13 +49,17 @@ class OpenAIRoutes:
         """POST /v1/chat/completions: the next message of a chat."""
         chat = read_chat(await read_body(request, ChatBody))
         generation = chat.generation
+
+        def form() -> ChatForm:
+            return ChatForm(generation, is_legacy=chat.is_legacy)
+
         asked = Asked(
             generation,
             field_names(generation, "messages", chat.tools),
             lambda model: chat_spec(chat, model),
             lambda program: chat_of_program(chat, program),
-            lambda answer: _chunk_stream(answer, ChatForm(generation), generation),
-            lambda answer, events: whole_answer(answer, ChatForm(generation), events),
+            lambda answer: _chunk_stream(answer, form(), generation),
+            lambda answer, events: whole_answer(answer, form(), events),
             may_call=chat.may_call,
         )
         return await self._generating.answer(request, asked)

@@ -16,6 +16,7 @@ async def main(
     tools: list[dict[str, Any]] = [],  # noqa: B006
     template: dict[str, Any] = {},  # noqa: B006
     add_generation_prompt: bool = True,
+    continue_final: bool = False,
     with_strings: bool = False,
     with_text: bool = False,
     num_kept: int | None = None,
@@ -30,6 +31,7 @@ async def main(
             num_done=0,
             is_open=False,
             add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
             tools=tools,
             options=template,
         )
