@@ -24,6 +24,7 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
             is_open=False,
             add_generation_prompt=asked.opening == "turn",
             continue_final=asked.opening == "last",
+            must_fit=not asked.drops_messages and asked.truncate_prompt_tokens is None,
             tools=[one.spec for one in tools],
             options=asked.template,
         )
