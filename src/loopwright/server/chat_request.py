@@ -274,10 +274,12 @@ def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> M
         if calls:
             raise BadRequest(f"{place}.function_call: tool_calls are there as well", field=f"{place}.function_call")
         calls = [read_call(f"function_{place}", message.function_call, f"{place}.function_call")]
+    known_ids: set[str] = set()
     for number, call in enumerate(calls):
-        if call["id"] in [one["id"] for one in calls[:number]]:
+        if call["id"] in known_ids:
             field = f"{place}.tool_calls[{number}].id"
             raise BadRequest(f"{field}: two calls have the id {call['id'][:130]!r}", field=field)
+        known_ids.add(call["id"])
     if message.content is None and not calls:
         raise BadRequest(f"{place}.content: is required", field=f"{place}.content")
     plain = {"role": _role(message), "content": _content(message) or ""}
@@ -332,9 +334,10 @@ def _check_size(messages: Sequence[MessageBody]) -> None:
     check_number("messages", len(messages), MAX_MESSAGES, "messages")
     parts = sum(len(one.content) for one in messages if isinstance(one.content, list))
     check_number("messages", parts, MAX_PARTS, "parts of contents")
-    calls = [call for one in messages for call in one.tool_calls or ()]
+    calls = [call.function for one in messages for call in one.tool_calls or ()]
+    calls += [one.function_call for one in messages if one.function_call is not None]
     check_number("messages", len(calls), MAX_PARTS, "calls of tools")
-    marks = sum(call.function.arguments.count(mark) for call in calls for mark in ",[{")
+    marks = sum(call.arguments.count(mark) for call in calls for mark in ",[{")
     check_number("messages", marks, MAX_CALL_MARKS, "commas and brackets in the arguments of calls")
 
 
