@@ -26,6 +26,7 @@ from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, ModelRunner, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.sampler import Question
 from loopwright.engine.transfer import to_device
 
 _GREEDY = Sampling()
@@ -148,7 +149,7 @@ class DeviceRunner(ModelRunner):
             if not samplings.is_greedy:
                 self._steps.draw(logits, samplings)
             if step.asking:
-                self._answer_step(step.asking, step.fed, logits, step.places, other)
+                self._answer_step(step, logits, other)
         except BaseException:
             self._steps.tables.forget()
             raise
@@ -175,30 +176,29 @@ class DeviceRunner(ModelRunner):
         num = len(decodes)
         return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
 
-    def _answer_step(
-        self, asking: Mapping[int, ForwardRow], fed: Fed | None, logits: Tensor, places: Sequence[int], other: _Other
-    ) -> None:
-        errors = errors_of(list(asking.values()), lambda row: check_row(row, self.shape))
-        good: list[tuple[int, int, Asked]] = []
-        for number, (place, row) in enumerate(asking.items()):
-            asked = Asked.of_row(row, 1)
-            if number in errors or not asked.questions:
-                other.known[places[place]] = errors.get(number, RowResult())
-            else:
-                good.append((number, place, asked))
+    def _answer_step(self, step: "_Step", logits: Tensor, other: _Other) -> None:
+        """Each of the rows has one question at most: it has one token."""
+        places, asking, num_decodes = step.places, step.asking, len(step.decodes)
+        decoding = {place: row for place, row in asking.items() if place < num_decodes}  # the others were checked
+        checked = errors_of(list(decoding.values()), lambda row: check_row(row, self.shape))
+        errors = {place: checked[number] for number, place in enumerate(decoding) if number in checked}
+        silent = [place for place, row in asking.items() if row.sampling is None and not row.distributions]
+        other.known.update({places[place]: RowResult() for place in silent})
         if errors:
-            bad = [place for number, place in enumerate(asking) if number in errors]
-            self._steps.note(bad, torch.ones(2, len(bad), dtype=torch.int32, device=self._device))
-        if not good:
+            other.known.update({places[place]: error for place, error in errors.items()})
+            self._steps.note(list(errors), torch.ones(2, len(errors), dtype=torch.int32, device=self._device))
+        mine = [place for place in asking if places[place] not in other.known]
+        if not mine:
             return
-        numbers, mine, asked_rows = (list(column) for column in zip(*good, strict=True))
-        if fed is not None and len(numbers) < len(asking):
-            fed = fed.of(self._numbers(numbers))
+        fed = step.fed
+        if fed is not None and len(mine) < len(asking):
+            fed = fed.of(self._numbers([number for number, place in enumerate(asking) if place in set(mine)]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
-        answers = Answers(wanted, [one.questions[0][1] for one in asked_rows], self._columns, self._draw_open, fed)
+        questions = [_question(asking[place]) for place in mine]
+        answers = Answers(wanted, questions, self._columns, self._draw_open, fed)
         self._steps.note(mine, answers.sampled)
         own = [places[place] for place in mine]
-        other.parts.append((Assembled(asked_rows, [answers]), own))
+        other.parts.append((answers, own))
         other.states.update({own[number]: state for number, state in answers.states.items()})
 
     # Other rows
@@ -362,6 +362,11 @@ class _AskedRows:
     pending: Pending
     sampled: Tensor
     states: Mapping[int, SamplerState]
+
+
+def _question(row: ForwardRow) -> Question:
+    """All that a row of one token asks."""
+    return Question(row.distributions, row.sampling, row.sample_position, row.generated, row.allowed_bits, row.sampler)
 
 
 def _is_plain(row: ForwardRow) -> bool:
