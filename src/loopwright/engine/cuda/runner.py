@@ -18,6 +18,7 @@ from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
+from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
@@ -148,8 +149,12 @@ class DeviceRunner(ModelRunner):
                 )
             if not samplings.is_greedy:
                 self._steps.draw(logits, samplings)
-            if step.asking:
-                self._answer_step(step, logits, other)
+            late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
+            if len(late) < len(step.asking):
+                self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
+            if late:  # all else is under way
+                step.asking = step.asking | {place: settled(row) for place, row in late.items()}
+                self._answer_step(step, list(late), logits, other)
         except BaseException:
             self._steps.tables.forget()
             raise
@@ -176,9 +181,10 @@ class DeviceRunner(ModelRunner):
         num = len(decodes)
         return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
 
-    def _answer_step(self, step: "_Step", logits: Tensor, other: _Other) -> None:
-        """Each of the rows has one question at most: it has one token."""
-        places, asking, num_decodes = step.places, step.asking, len(step.decodes)
+    def _answer_step(self, step: "_Step", asked: Sequence[int], logits: Tensor, other: _Other) -> None:
+        """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
+        places, num_decodes = step.places, len(step.decodes)
+        asking = {place: step.asking[place] for place in asked}
         decoding = {place: row for place, row in asking.items() if place < num_decodes}  # the others were checked
         checked = errors_of(list(decoding.values()), lambda row: check_row(row, self.shape))
         errors = {place: checked[number] for number, place in enumerate(decoding) if number in checked}
@@ -191,8 +197,9 @@ class DeviceRunner(ModelRunner):
         if not mine:
             return
         fed = step.fed
-        if fed is not None and len(mine) < len(asking):
-            fed = fed.of(self._numbers([number for number, place in enumerate(asking) if place in set(mine)]))
+        if fed is not None and len(mine) < len(step.asking):
+            chosen = set(mine)
+            fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
         questions = [_question(asking[place]) for place in mine]
         answers = Answers(wanted, questions, self._columns, self._draw_open, fed)
@@ -247,7 +254,7 @@ class DeviceRunner(ModelRunner):
             other.sampled.append((own, outputs[::2]))
         is_plain = set(plain)
         asking = [number for number, row in enumerate(rows) if number not in is_plain]
-        asked = [Asked.of_row(rows[number], ends[number]) for number in asking]
+        asked = [Asked.of_row(settled(rows[number]), ends[number]) for number in asking]
         silent = [number for number, one in zip(asking, asked, strict=True) if not one.questions]
         other.known.update({places[number]: RowResult() for number in silent})
         asking = [number for number in asking if number not in silent]
@@ -350,7 +357,7 @@ class _Step:
     singles: Sequence[ForwardRow]
     places: Sequence[int]
     samplings: RowSamplings
-    asking: Mapping[int, ForwardRow]
+    asking: dict[int, ForwardRow]
     fed: Fed | None
     logits: Tensor | None = None  # [rows, vocab_size], once the model has run
 
@@ -376,5 +383,6 @@ def _is_plain(row: ForwardRow) -> bool:
         and not row.distributions
         and row.sampler is None
         and row.allowed_bits is None
+        and row.late_bits is None
         and not is_special(row.sampling)
     )
