@@ -38,14 +38,15 @@ struct Row {
             for (int i = (int)group * kMaximaGroup, end = std::min(count, i + kMaximaGroup); i < end; i += kLanes) {
                 Floats mine = at(i);
                 found = max(found, mine);
-                zeros += end - i >= kLanes ? mine * 0.0f : Floats{};  // NaN for what is not finite
+                if (end - i >= kLanes) zeros += mine * 0.0f;  // NaN for what is not finite
             }
             maxima[group] = max_of(found);
             all_highest = max(all_highest, found);
         }
-        for (int i = count / kLanes * kLanes; i < count; i++) zeros[0] += from[i] * 0.0f;
+        float rest = sum_of(zeros);
+        for (int i = count / kLanes * kLanes; i < count; i++) rest += from[i] * 0.0f;
         highest = max_of(all_highest);
-        is_finite = sum_of(zeros) == 0;
+        is_finite = rest == 0;
     }
 
     // Calls `take(index)` in ascending order where a value is at least `bound`.
@@ -93,10 +94,9 @@ static inline void each_weight(const float* values, int count, double highest, d
 
 // The weights to a place whose room is a multiple of eight. Returns their sum.
 static inline double weigh(const float* values, int count, double highest, double temperature, double* to) {
-    typedef Doubles DoublesAt __attribute__((aligned(8), may_alias));
     Doubles sum = {};
     each_weight(values, count, highest, temperature, [&](int i, Doubles weights, Doubles) {
-        *(DoublesAt*)(to + i) = weights;
+        store_lanes(to + i, weights);
         sum += weights;
     });
     return sum_of(sum);

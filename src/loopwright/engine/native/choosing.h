@@ -22,11 +22,11 @@ static inline double uniform(uint64_t seed, int64_t position) {
 
 // -infinity where a bit of `allowed` is not set. It has a bit for each value and as many more as make whole vectors.
 static inline void mask(float* values, int size, const uint8_t* allowed) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints lanes = lane_numbers();
     for (int i = 0; i < size; i += kLanes) {
         Ints is_allowed = ((Ints{} + (allowed[i / 8] | allowed[i / 8 + 1] << 8)) >> lanes) & 1;
         if (size - i >= kLanes)
-            store(values + i, is_allowed != 0 ? load(values + i) : all(-INFINITY));
+            store(values + i, select(is_allowed != 0, load(values + i), all(-INFINITY)));
         else
             for (int lane = 0; lane < size - i; lane++)
                 if (!is_allowed[lane]) values[i + lane] = -INFINITY;
@@ -203,7 +203,7 @@ static inline double entropy(const Row& row) {
     Doubles total = {}, sum = {};
     each_weight(row.values, row.size, row.highest, 1, [&](int, Doubles weights, Doubles exponents) {
         total += weights;
-        sum += weights > 0 ? weights * exponents : Doubles{};
+        sum += select(weights > 0, weights * exponents, Doubles{});
     });
     return std::log(sum_of(total)) - sum_of(sum) / sum_of(total);
 }
