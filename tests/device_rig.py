@@ -29,9 +29,11 @@ def make_runner(model: LoadedModel, num_blocks: int, num_slots: int) -> DeviceRu
     return DeviceRunner(model, parts, num_slots=num_slots, max_rows=MAX_ROWS)
 
 
-def device_executor(model: LoadedModel, num_blocks: int = 128, num_slots: int = 64) -> DeviceExecutor:
+def device_executor(
+    model: LoadedModel, num_blocks: int = 128, num_slots: int = 64, choice: DeviceChoice = CHOICE
+) -> DeviceExecutor:
     return DeviceExecutor(
-        model, CHOICE, num_blocks=num_blocks, num_slots=num_slots, max_rows=MAX_ROWS, max_tokens=64, report=_no_report
+        model, choice, num_blocks=num_blocks, num_slots=num_slots, max_rows=MAX_ROWS, max_tokens=64, report=_no_report
     )
 
 

@@ -11,7 +11,8 @@ from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
 from loopwright.core.calls import Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
-from loopwright.engine.cuda.parts import DeviceParts
+from loopwright.engine.cuda.operations import Operations
+from loopwright.engine.cuda.parts import DeviceParts, _triton_operations
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
 from loopwright.engine.loaded_model import LoadedModel
@@ -55,6 +56,10 @@ def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 
         return runner
 
     return Rig(model, num_blocks=1024, make_runner=make)
+
+
+def operations() -> Operations:
+    return _triton_operations()
 
 
 def model_of(name: str) -> LoadedModel:
@@ -122,6 +127,41 @@ def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: in
         assert gap.max() < 0.1
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-4, seed=3)], ids=["greedy", "drawn"])
+def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sampling: Sampling) -> None:
+    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended."""
+    model, num_rows = model_of("heads of 128, 4 of a group"), 5
+    rig, reference = on_device(model), on_device(model, "reference")
+    prompts = [some_tokens(20 + 5 * place, place) for place in range(num_rows)]
+    tables = [rig.blocks(len(prompt) + 40) for prompt in prompts]
+    rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))
+    lengths = [len(prompt) for prompt in prompts]
+    columns = DecodeRows(
+        tables, lengths, lengths, [sampling] * num_rows, [()] * num_rows, [7] * num_rows, 0, [1] * num_rows
+    )
+    long, blocks = some_tokens(900, 77), rig.blocks(900)
+    chunks = [(0, 100), (100, 101), (101, 700), (700, 900)]
+    tokens: list[list[int]] = [[7] for _ in prompts]
+    launched = []
+    with torch.inference_mode():
+        for number in range(8):
+            fields = {"token_ids": [0] * num_rows, "sources": range(num_rows)} if number else {}
+            rows = []
+            if number < 4:
+                start, end = chunks[number]
+                rows = [rig.row(long[start:end], kv_len=start, block_ids=blocks)]
+            launched.append(rig.runner.launch(Batch(decodes=replace(columns, num_steps=number, **fields), rows=rows)))
+    for one in launched:
+        for mine, token in zip(tokens, one.result().decodes.token_ids, strict=True):
+            mine.append(token)
+    found = np.concatenate([dense_rows(one.result().rows[0]) for one in launched[:4]])
+    assert noise(found, reference.logprobs(long)) < MAX_NOISE
+    for prompt, mine in zip(prompts, tokens, strict=True):
+        logprobs = reference.logprobs([*prompt, *mine[:-1]])[len(prompt) :]
+        gap = logprobs.max(1) - logprobs[np.arange(8), mine[1:]]
+        assert gap.max() < 0.1
+
+
 @pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}])
 def test_draws_of_graphs_are_those_of_launches_one_by_one(filters: dict[str, float]) -> None:
     model = model_of("heads of 64, 4 of a group")
@@ -180,16 +220,15 @@ def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
         Sampling(temperature=0.7, top_p=0.9, seed=7),
         Sampling(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seed=8),
         Sampling(temperature=1.3, min_p=0.02, seed=9),
+        Sampling(temperature=1.0, top_p=0.999, seed=10),
+        Sampling(temperature=3.0, top_p=0.97, min_p=0.001, seed=11),
         Sampling(),
     ],
 )
 def test_equal_logits_draw_equal_tokens_on_the_gpu_and_on_the_cpu(sampling: Sampling) -> None:
     logits = torch.randn(64, 128256, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1)) * 4
     logits[:, 5] = logits[:, 7]
-    drawn = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100)
-    still_open = set(drawn.open_rows())
-    assert len(still_open) < 64
+    draw_open = operations().draw_open
+    ids, _ = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100, draw_open)
     on_host = logits.cpu()
-    for row, token in enumerate(drawn.ids.tolist()):
-        if row not in still_open:
-            assert token == choose(on_host[row], sampling, 100 + row)
+    assert ids.tolist() == [choose(row, sampling, 100 + number) for number, row in enumerate(on_host)]

@@ -27,8 +27,8 @@ PROCESSES_MEANING = (
 )
 
 DTYPE_MEANING = (
-    "how weights are kept. float32: torch, the reference. bfloat16, int8, stored: native kernels; stored keeps each "
-    "matrix as its file has it. auto: bfloat16 where the kernels can run, else float32"
+    "how weights are kept. float32: torch, the reference. bfloat16, int8: native kernels, or a GPU's; stored: native "
+    "ones, each matrix as its file has it; fp8, int4: a GPU's. auto: bfloat16 where kernels can run, else float32"
 )
 
 

@@ -12,10 +12,10 @@ Exactness: TypeAlias = Literal["reference", "deterministic", "fast"]
 fast: within a published noise floor."""
 
 
-WeightDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "stored"]
-"""How an engine keeps a model's weights. float32: torch, the reference. bfloat16, int8: the native kernels. stored: the
-same, each matrix as its file has it (4 bits for Q4_0 and Q4_1, 8 for other quantizations). auto: bfloat16 where the
-kernels can run, else float32."""
+WeightDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "stored", "fp8", "int4"]
+"""How an engine keeps a model's weights. float32: torch, the reference. bfloat16, int8: the native kernels, or a GPU's.
+stored: the native ones, each matrix as its file has it (4 bits for Q4_0 and Q4_1, 8 for other quantizations). fp8 and
+int4: a GPU's. auto: bfloat16 where kernels can run, else float32."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

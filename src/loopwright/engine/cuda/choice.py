@@ -12,10 +12,14 @@ import torch
 from loopwright.core.errors import Unavailable
 from loopwright.core.model_info import WeightDtype
 from loopwright.engine.cuda.decoder import misfit
+from loopwright.engine.cuda.judged import judged
+from loopwright.engine.cuda.matrices import FEWER_BITS
 from loopwright.engine.loaded_model import ModelConfig
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "flashinfer", "sdpa"]
+
+_FP8_CAPABILITY = (8, 9)  # from which on Triton has e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,12 @@ class DeviceChoice:
     attention: str
     has_kernels: bool
     reason: str
+    fewer_bits: WeightDtype | None = None  # how matrices are kept, if not in `dtype`
+
+    @property
+    def weights(self) -> WeightDtype:
+        """As engine.dtype spells it, never "auto"."""
+        return self.fewer_bits or ("float32" if self.dtype == torch.float32 else "bfloat16")
 
 
 def choose_device(
@@ -53,8 +63,10 @@ def choose_device(
     chosen, note = _attention(attention, kept)
     name = torch.cuda.get_device_name()
     kernels = "" if has_kernels else "; no Triton here, so small operations are torch's"
+    fewer: WeightDtype | None = dtype if dtype in FEWER_BITS else None
+    weights = f"{str(kept)[6:]}, weights in {judged(fewer)}" if fewer else str(kept)[6:]
     return DeviceChoice(
-        torch.device("cuda"), kept, chosen, has_kernels, f"{name}, {str(kept)[6:]}, attention by {note}{kernels}"
+        torch.device("cuda"), kept, chosen, has_kernels, f"{name}, {weights}, attention by {note}{kernels}", fewer
     )
 
 
@@ -69,8 +81,13 @@ def describe_gpu(attention: AttentionName = "auto") -> str | None:
 def _why_not(config: ModelConfig, dtype: WeightDtype) -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device"
-    if dtype not in ("auto", "bfloat16", "float32"):
-        return f"engine.dtype {dtype!r} is for the CPU; on a GPU are bfloat16 and float32"
+    if dtype == "stored":
+        return f"engine.dtype 'stored' is for the CPU; on a GPU are bfloat16, float32, {', '.join(FEWER_BITS)}"
+    if dtype in FEWER_BITS:
+        if importlib.util.find_spec("triton") is None:
+            return f"engine.dtype {dtype!r} needs Triton, which is not installed"
+        if dtype == "fp8" and torch.cuda.get_device_capability() < _FP8_CAPABILITY:
+            return f"engine.dtype 'fp8' needs compute capability 8.9; {torch.cuda.get_device_name()} has less"
     return misfit(config)
 
 

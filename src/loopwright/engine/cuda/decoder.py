@@ -7,20 +7,24 @@ device. `misfit` says which models it cannot run.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.attention import PagedAttention, new_places
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.cuda.matrices import KindOf, Matrix
 from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+from loopwright.engine.transfer import to_device
 
 _FITTING = ("llama", "mistral", "qwen2", "qwen3")
+
+_MATRICES = ("qkv", "output", "gate_up", "down")
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, query [num_tokens, num_heads, head_dim]) → [num_tokens, num_heads · head_dim]."""
@@ -38,23 +42,24 @@ def misfit(config: ModelConfig) -> str | None:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
+    output: Matrix
     output_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 class DeviceDecoder:
-    """Weights in `dtype` on the cache's device; the residual stream and logits in float32."""
+    """Matrices as `kind_of` their names says, all else in `dtype`, on the cache's device; the residual stream and
+    logits in float32."""
 
     def __init__(
         self, model: LoadedModel, cache: DeviceKvCache, attention: PagedAttention, operations: Operations,
-        dtype: torch.dtype,
+        dtype: torch.dtype, kind_of: KindOf,
     ) -> None:  # fmt: skip
         assert misfit(model.config) is None, misfit(model.config)
         self._config, self._attention, self._operations = model.config, attention, operations
@@ -63,14 +68,23 @@ class DeviceDecoder:
         def placed(name: str) -> Tensor:
             return model.weights[name].to(cache.device, dtype).contiguous()
 
+        def kept(name: str) -> Matrix:
+            weight = model.weights["embedding" if name == "head" and model.config.is_head_tied else name]
+            return Matrix.of(weight, kind_of(name), cache.device, dtype)
+
         def layer(index: int) -> _Layer:
             prefix = f"layers.{index}."
             names = {"output": "attention_output", "output_bias": "attention_output_bias"}
             found = {field: prefix + names.get(field, field) for field in _Layer.__slots__}
-            return _Layer(**{field: placed(name) if name in model.weights else None for field, name in found.items()})  # type: ignore[arg-type]
+            parts: dict[str, Any] = {
+                field: (kept if field in _MATRICES else placed)(name) if name in model.weights else None
+                for field, name in found.items()
+            }
+            return _Layer(**parts)
 
         self.embedding = placed("embedding")
-        self._head = self.embedding if model.config.is_head_tied else placed("head")
+        is_shared = model.config.is_head_tied and kind_of("head") == "plain"
+        self._head = Matrix("plain", self.embedding, None, self.embedding.shape[1]) if is_shared else kept("head")
         self._final_norm = placed("final_norm")
         self._layers = [layer(index) for index in range(model.config.num_layers)]
         ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
@@ -90,7 +104,7 @@ class DeviceDecoder:
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
         """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         self._run_layers(hidden, self._rotations(positions), places, planned.attend)
@@ -107,14 +121,34 @@ class DeviceDecoder:
             places,
             lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
-        return self._project(normalized)
+        return self._operations.logits(normalized, self._head)
+
+    def forward_beside(
+        self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
+    ) -> tuple[Tensor, Tensor]:
+        """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
+        attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' tokens."""
+        begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
+        places = to_device(new_places(rows), self.cache.device)
+        self.cache.positions[places] = positions.int()
+        planned = self._attention.plan(rows, positions)
+        table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
+
+        def attend(layer: int, query: Tensor) -> Tensor:
+            own = self._operations.attend(query[:num_rows], self.cache.layers[layer], table, lens)
+            return torch.cat([own, planned.attend(layer, query[num_rows:])])
+
+        residual = torch.cat([begun, hidden])
+        rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
+        normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
+        return self._operations.logits(normalized[:num_rows], self._head), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._final_norm.float(), self._config.norm_epsilon)
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
-        return self._project(normalized.to(self._head.dtype))
+        return self._operations.logits(normalized.to(self.embedding.dtype), self._head)
 
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
@@ -145,8 +179,3 @@ class DeviceDecoder:
         query = rms_norm(query, layer.query_norm.float(), self._config.norm_epsilon)
         key = rms_norm(key, layer.key_norm.float(), self._config.norm_epsilon)
         return torch.cat([query, key, value.float()], dim=1).to(qkv.dtype)
-
-    def _project(self, normalized: Tensor) -> Tensor:
-        if normalized.dtype == torch.float32 or not normalized.is_cuda:
-            return linear(normalized, self._head).float()
-        return torch.mm(normalized, self._head.T, out_dtype=torch.float32)

@@ -9,10 +9,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import narrow_kernels
+from loopwright.engine.cuda import draw_kernels, product_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
+from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.cuda.operations import Rotation
+from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -56,25 +58,42 @@ class TritonOperations:
         )  # fmt: skip
         return query
 
-    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None and _is_narrow(vectors):
-            return narrow_kernels.product(vectors, weight)
-        return linear(vectors, weight, bias)
+    def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        tiling = self._tiling(vectors, matrix)
+        if tiling is None:
+            return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
+        return product_kernels.product(vectors, matrix, bias, tiling)
 
-    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        if bias is None and _is_narrow(vectors):
-            narrow_kernels.add_product(vectors, weight, residual)
-            return None
-        return linear(vectors, weight, bias)
+    def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
+        tiling = self._tiling(vectors, head) if head.kind != "plain" else None
+        if tiling is not None:
+            return product_kernels.product(vectors, head, None, tiling, torch.float32)
+        weights = _all_weights(head, vectors.dtype)
+        if vectors.dtype == torch.float32 or not vectors.is_cuda:
+            return linear(vectors, weights).float()
+        return torch.mm(vectors, weights.T, out_dtype=torch.float32)
 
-    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
-        if _is_narrow(vectors):
-            return narrow_kernels.gated_product(vectors, gate_up)
-        side_by_side = linear(vectors, gate_up)
+    def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
+        tiling = self._tiling(vectors, matrix)
+        if tiling is None:
+            return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
+        product_kernels.add_product(vectors, matrix, bias, residual, tiling)
+        return None
+
+    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+        tiling = self._tiling(vectors, gate_up, is_gated=True)
+        if tiling is not None:
+            return product_kernels.gated_product(vectors, gate_up, tiling)
+        side_by_side = linear(vectors, _all_weights(gate_up, vectors.dtype))
         num_tokens, size = side_by_side.shape[0], side_by_side.shape[1] // 2
-        out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+        out = torch.empty(num_tokens, size, dtype=vectors.dtype, device=vectors.device)
         _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](side_by_side, out, size, BLOCK=_COLUMNS)
         return out
+
+    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
+        if vectors.dtype != torch.bfloat16:
+            return None
+        return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
         return attend_paged(query, kv, table, lens)
@@ -103,14 +122,20 @@ class TritonOperations:
             PARTS=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
 
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        draw_kernels.draw_open(logits, samplings, numbers, drawn)
+
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](
             buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256
         )
 
 
-def _is_narrow(vectors: Tensor) -> bool:
-    return len(vectors) <= narrow_kernels.MAX_ROWS and vectors.dtype == torch.bfloat16
+def _all_weights(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    """For cuBLAS."""
+    if matrix.kind == "plain" or dtype != torch.bfloat16:
+        return matrix.weights().to(dtype)
+    return product_kernels.numbers(matrix)
 
 
 @triton.jit

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
+from loopwright.engine.cuda.matrices import Matrix
+from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -36,15 +39,19 @@ class Operations(Protocol):
         and whoever has it hidden adds nothing."""
         ...
 
-    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[num_tokens, size], [outputs, size] → [num_tokens, outputs]."""
+    def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        """[num_tokens, size] → [num_tokens, num_outputs]."""
         ...
 
-    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
+        """[num_tokens, size] → float32 [num_tokens, num_outputs]."""
+        ...
+
+    def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
         ...
 
-    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
+    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
         """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
         ...
 
@@ -67,6 +74,11 @@ class Operations(Protocol):
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         """Makes the outputs the inputs of the next step, one position on."""
+        ...
+
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        """Draws again for the rows of `drawn` that are open, in place, from all float32 logits [num_rows, vocab_size]
+        that top_k, top_p and min_p leave, with `numbers` float64 [num_rows]."""
         ...
 
 
@@ -93,14 +105,17 @@ class TorchOperations:
         kv[block, 1, offset] = value.masked_fill(is_bad, 0.0).to(kv.dtype)
         return _rotated(query, rotation).to(qkv.dtype)
 
-    def project(self, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(vectors, weight, bias)
+    def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        return multiplied(vectors, matrix, bias)
 
-    def project_onto(self, residual: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        return linear(vectors, weight, bias)
+    def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
+        return multiplied(vectors, head).float()
 
-    def gate(self, vectors: Tensor, gate_up: Tensor) -> Tensor:
-        gate, up = linear(vectors, gate_up).float().chunk(2, dim=-1)
+    def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
+        return multiplied(vectors, matrix, bias)
+
+    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+        gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
         return (silu(gate) * up).to(vectors.dtype)
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
@@ -132,12 +147,24 @@ class TorchOperations:
         buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int() | buffers.failed[:num_rows]
         self.advance(buffers, num_rows)
 
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        processing.draw_open(logits, samplings, numbers, drawn)
+
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]
         buffers.ids[:num_rows] = buffers.outputs[0, :num_rows]
         buffers.failed[:num_rows] = buffers.outputs[2, :num_rows]
         buffers.positions[:num_rows] += growth
         buffers.kv_lens[:num_rows] += growth
+
+
+def multiplied(vectors: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """By torch: [num_tokens, size] → [num_tokens, num_outputs], in the vectors' dtype. Weights of fewer bits multiply
+    in float32, as the kernels do."""
+    if matrix.kind == "plain":
+        return linear(vectors, matrix.weights(), bias)
+    bias = None if bias is None else bias.float()
+    return linear(vectors.float(), matrix.weights(), bias).to(vectors.dtype)
 
 
 def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:

@@ -11,6 +11,7 @@ from loopwright.core.errors import Unavailable
 from loopwright.engine.cuda.attention import PagedAttention, SdpaAttention
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.decoder import DeviceDecoder
+from loopwright.engine.cuda.matrices import KindOf, kinds
 from loopwright.engine.cuda.operations import Operations, TorchOperations
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 
@@ -27,13 +28,15 @@ class DeviceParts:
     @classmethod
     def make(
         cls, model: LoadedModel, *, num_blocks: int, device: torch.device, dtype: torch.dtype, attention: str = "sdpa",
-        has_kernels: bool = False,
+        has_kernels: bool = False, kind_of: KindOf | None = None,
     ) -> "DeviceParts":  # fmt: skip
-        """`attention` is "sdpa" or "flashinfer"; `has_kernels` takes Triton's operations instead of torch's."""
+        """`attention` is "sdpa" or "flashinfer"; `has_kernels` takes Triton's operations instead of torch's. `kind_of`
+        says how each matrix is kept, None as `dtype` is."""
         cache = DeviceKvCache(model.config, num_blocks, device, dtype)
         operations = _triton_operations() if has_kernels else TorchOperations()
         backend = _attention(attention, cache, model.config)
-        return cls(cache, operations, backend, DeviceDecoder(model, cache, backend, operations, dtype))
+        decoder = DeviceDecoder(model, cache, backend, operations, dtype, kind_of or kinds("auto"))
+        return cls(cache, operations, backend, decoder)
 
 
 def _triton_operations() -> Operations:

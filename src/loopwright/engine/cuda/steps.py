@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import DecodeRows, ForwardRow
+from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws
 from loopwright.engine.cuda.operations import Operations
-from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
+from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, outputs_of
 from loopwright.engine.cuda.tables import Changes, RowTables
+from loopwright.engine.transfer import to_device
 
 Report = Callable[[str, float | None], None]
 
@@ -35,6 +37,14 @@ def bucket_sizes(max_rows: int) -> list[int]:
     return [*sizes, max_rows]
 
 
+class Beside(NamedTuple):
+    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], and whose."""
+
+    hidden: Tensor
+    positions: Tensor
+    rows: Sequence[AttentionRow]
+
+
 class DecodeSteps:
     """The buffers of up to `max_rows` rows, and a graph for each size of batch."""
 
@@ -45,7 +55,7 @@ class DecodeSteps:
         scratch = decoder.cache.scratch_block
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
-        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance)
+        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance, operations.draw_open)
         self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
 
@@ -75,8 +85,7 @@ class DecodeSteps:
         With `is_greedy` the likeliest tokens are in the outputs of the buffers. Else the outputs are to be written
         next, and made the inputs of the step after. `tables.sampled` is to be told either way."""
         num_rows = len(decodes) + len(singles)
-        size = self._sizes[bisect_left(self._sizes, num_rows)]
-        self._send(self.tables.place(decodes, singles, size), size, before)
+        size = self._enter(decodes, singles, before)
         captured = (self._greedy if is_greedy else self._graphs).get(size)
         if captured is not None:
             logits = captured.replay()
@@ -85,20 +94,45 @@ class DecodeSteps:
         self.tables.ran()
         return logits[:num_rows]
 
-    def draw(self, logits: Tensor, samplings: RowSamplings) -> list[int]:
-        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs. Which
-        rows it could not do."""
+    def forward_beside(
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, beside: Beside, *,
+        is_greedy: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' tokens."""
+        num_rows = len(decodes) + len(singles)
+        size = self._enter(decodes, singles, before)
+        logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
+        if is_greedy:
+            self._operations.end_greedy(self.buffers, num_rows, logits)
+        elif (captured := self._graphs.get(size)) is not None:  # the graph of draws reads them there
+            logits = captured.result[:num_rows].copy_(logits)
+        self.tables.ran()
+        return logits, hidden
+
+    def draw(self, logits: Tensor, samplings: RowSamplings) -> None:
+        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs."""
         buffers, num_rows = self.buffers, len(logits)
         positions = self.tables.positions[:num_rows]
         size = self._sizes[bisect_left(self._sizes, num_rows)]
-        still_open = self._draws.draw(size, samplings, positions)
-        if still_open is not None:
-            return still_open
-        drawn = draw_rows(logits, samplings, positions)
-        buffers.outputs[:, :num_rows] = drawn.outputs(logits)
+        if self._draws.draw(size, samplings, positions):
+            return
+        drawn = draw_rows(logits, samplings, positions, self._operations.draw_open)
+        buffers.outputs[:, :num_rows] = outputs_of(logits, *drawn)
         buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
         self._operations.advance(buffers, num_rows)
-        return drawn.open_rows()
+
+    def note(self, rows: Sequence[int], sampled: Tensor) -> None:
+        """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
+        index = self.to_device(np.array(rows, np.int64))
+        sampled[1] |= self.buffers.outputs[2, index]
+        self.buffers.outputs[::2].index_copy_(1, index, sampled)
+        self.buffers.inputs[::4].index_copy_(1, index, sampled)
+
+    def _enter(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> int:
+        """Has the rows in the buffers; the size of batch that has room for them."""
+        size = self._sizes[bisect_left(self._sizes, len(decodes) + len(singles))]
+        self._send(self.tables.place(decodes, singles, size), size, before)
+        return size
 
     def _decode_greedily(self, size: int) -> Tensor:
         logits = self._decoder.decode(self.buffers, size)
@@ -129,12 +163,9 @@ class DecodeSteps:
         inputs[0] = torch.where(has_source, taken[0], inputs[0])
         inputs[4] = torch.where(has_source, taken[1], 0)
 
-    def to_device(self, numbers: NDArray[np.generic]) -> Tensor:
+    def to_device(self, numbers: NDArray[Any]) -> Tensor:
         """A copy, which is under way when this returns."""
-        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-        if self._device.type != "cuda":
-            return tensor.clone()
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return to_device(numbers, self._device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

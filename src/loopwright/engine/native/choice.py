@@ -15,6 +15,7 @@ from loopwright.engine.native.decoder import misfit
 from loopwright.engine.native.structs import WeightType
 from loopwright.weights.store import cache_folder
 
+_OF_A_GPU: tuple[WeightDtype, ...] = ("fp8", "int4")
 _STORED: Mapping[str, WeightType] = {"Q4_0": "q4_0", "Q4_1": "q4", "F32": "bf16", "F16": "bf16", "BF16": "bf16"}
 
 
@@ -35,6 +36,11 @@ def choose(dtype: WeightDtype, config: ModelConfig, instructions: InstructionSet
     """Raises Unavailable when `dtype` was asked for by name and needs kernels that cannot be had."""
     if dtype == "float32":
         return Choice("float32", None, "torch, float32, as asked for")
+    if dtype in _OF_A_GPU:
+        raise Unavailable(
+            f"engine.dtype: {dtype!r} is for a GPU; on the CPU are float32, bfloat16, int8 and stored",
+            field="engine.dtype",
+        )
     try:
         if (why := misfit(config)) is not None:
             raise Unavailable(f"the native kernels do not fit this model: {why}")

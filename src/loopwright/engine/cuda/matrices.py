@@ -1,0 +1,146 @@
+"""A weight matrix as a device keeps it: as it is, or in 8 or 4 bits with a scale for each few inputs of an output.
+
+Never multiplies: the operations do. Made by the decoder, of a whole matrix or of a rank's share of one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from loopwright.core.model_info import WeightDtype
+
+MatrixKind = Literal["plain", "fp8", "int8", "int4"]
+"""plain: in the dtype of what it multiplies. fp8: float8_e4m3, and int8: whole numbers, of both a scale for 128 inputs.
+int4: whole numbers from 0 to 15, with a scale and a zero for 32 inputs."""
+
+KindOf = Callable[[str], MatrixKind]
+"""How the matrix of a name is kept."""
+
+FEWER_BITS: tuple[WeightDtype, ...] = ("fp8", "int8", "int4")
+"""The values of engine.dtype that a device keeps its matrices in."""
+
+GROUP = 128
+"""Inputs that share a scale, in 8 bits; the last group of an output may be short."""
+
+SMALL_GROUP = 32
+"""The same in 4 bits, as most files of 4 bits have it."""
+
+_LEVELS = {"fp8": 448.0, "int8": 127.0}
+_CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
+"""How much of a small group's range its 16 levels may span: where the error is least, it does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """[num_outputs, size]. `values` has that shape, or of int4 two numbers in a byte, [num_outputs, pairs · 32]: byte i
+    of a pair of groups has number i of the first in its low half and of the second in its high half. `scales` are
+    bfloat16 [num_outputs, groups], of int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
+
+    kind: MatrixKind
+    values: Tensor
+    scales: Tensor | None
+    size: int
+
+    @classmethod
+    def of(cls, weight: Tensor, kind: MatrixKind, device: torch.device, dtype: torch.dtype) -> "Matrix":
+        """`dtype` is that of what it will multiply; the rounding is computed on `device` in float32."""
+        size = weight.shape[1]
+        if kind == "plain":
+            return cls(kind, weight.to(device, dtype).contiguous(), None, size)
+        if kind == "int4":
+            levels, scales = _least_error(_grouped(weight.to(device).float(), SMALL_GROUP))
+            return cls(kind, _packed(levels), scales, size)
+        grouped = _grouped(weight.to(device).float(), GROUP)  # [num_outputs, groups, 128]
+        scales = _rounded_up(grouped.abs().amax(-1) / _LEVELS[kind])
+        levels = (grouped / scales.float()[..., None]).nan_to_num_(0.0)
+        kept = levels.to(torch.float8_e4m3fn) if kind == "fp8" else levels.round_().to(torch.int8)
+        return cls(kind, kept.flatten(1)[:, :size].contiguous(), scales, size)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def weights(self) -> Tensor:
+        """[num_outputs, size]: the values of a plain one, else the numbers that are kept, in float32."""
+        if self.scales is None:
+            return self.values
+        if self.kind == "int4":
+            scales, zeros = self.scales.float()[..., None].unbind(2)
+            numbers: Tensor = (_unpacked(self.values) - zeros).bfloat16().float().mul_(scales)
+        else:
+            numbers = _grouped(self.values.float(), GROUP).mul_(self.scales.float()[..., None])
+        return numbers.flatten(1)[:, : self.size]
+
+
+def kinds(dtype: WeightDtype) -> KindOf:
+    """How an engine of that dtype keeps its matrices. With 4 bits, the head has 8: a logit has no layer after it."""
+    if dtype == "fp8" or dtype == "int8":
+        kind: MatrixKind = dtype
+        return lambda _: kind
+    if dtype == "int4":
+        return lambda name: "int8" if name == "head" else "int4"
+    return lambda _: "plain"
+
+
+def matrix_bytes(kind: MatrixKind, num_outputs: int, size: int, dtype: torch.dtype) -> int:
+    """What `Matrix.of` takes."""
+    match kind:
+        case "plain":
+            return num_outputs * size * dtype.itemsize
+        case "int4":
+            return num_outputs * -(-size // (2 * SMALL_GROUP)) * (SMALL_GROUP + 8)
+        case _:
+            return num_outputs * (size + -(-size // GROUP) * 2)
+
+
+def _grouped(weight: Tensor, group: int) -> Tensor:
+    """[num_outputs, groups, group], an even number of small groups; what is not there is 0."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % max(group, 2 * SMALL_GROUP)))
+    return padded.view(len(weight), -1, group)
+
+
+def _rounded_up(scales: Tensor) -> Tensor:
+    """In bfloat16 and not below, so that the largest number of a group is one of its levels."""
+    near = scales.bfloat16()
+    above = (near.view(torch.int16) + 1).view(torch.bfloat16)  # they are not negative
+    return torch.where(near.float() < scales, above, near)
+
+
+def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels from 0 to 15, and scales and zeros [num_outputs, groups, 2]: a number is scale · (level - zero)."""
+    low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+    best = torch.zeros_like(grouped)
+    scales, zeros, least = torch.zeros_like(low), torch.zeros_like(low), torch.full_like(low, torch.inf)
+    for clip in _CLIPS:
+        cut = (high - low) * ((1 - clip) / 2)
+        scale = ((high - low) * (clip / 15)).bfloat16().float()
+        # All numbers of a group may be one: its scale is that number, and its level 1.
+        scale = torch.where(scale == 0, low, scale)
+        zero = torch.where(high == low, -1.0, -(low + cut) / scale).nan_to_num_(0.0).bfloat16().float()
+        levels = (grouped / scale + zero).nan_to_num_(0.0).round_().clamp_(0, 15)
+        levels = torch.where(high == low, 0.0, levels)
+        error = ((levels - zero) * scale - grouped).square_().sum(-1, keepdim=True)
+        is_better = error < least
+        best = torch.where(is_better, levels, best)
+        scales, zeros = torch.where(is_better, scale, scales), torch.where(is_better, zero, zeros)
+        least = torch.where(is_better, error, least)
+    return best, torch.cat([scales, zeros], dim=-1).bfloat16()
+
+
+def _packed(levels: Tensor) -> Tensor:
+    low, high = levels.to(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
+    both: Tensor = low | high << 4
+    return both.flatten(1).contiguous()
+
+
+def _unpacked(values: Tensor) -> Tensor:
+    """float32 [num_outputs, groups, 32]."""
+    pairs = values.view(len(values), -1, SMALL_GROUP)
+    return torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1, 2).float()
