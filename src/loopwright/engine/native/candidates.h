@@ -67,7 +67,7 @@ struct Row {
             for (int end = std::min(size, i + 1024); i < end; i += kLanes) sum += exp_of(at(i) - highest);
             total += sum_of(sum);
         }
-        return highest + std::log(total);
+        return highest + log_of(total);
     }
 
     // The first of the highest.
@@ -157,7 +157,7 @@ struct Candidates {
 // A bound that at least `count` values of the row reach, and few more where there are more groups than that.
 static inline float bound_of_highest(const Row& row, int count, std::vector<float>& space) {
     if (count > (int)row.maxima.size()) return -__FLT_MAX__;  // what a mask hides is lower
-    space = row.maxima;
+    space.assign(row.maxima.begin(), row.maxima.end());
     std::nth_element(space.begin(), space.begin() + count - 1, space.end(), std::greater<float>());
     return std::max(space[count - 1], -__FLT_MAX__);
 }

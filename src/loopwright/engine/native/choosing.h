@@ -143,7 +143,7 @@ static inline Drawn draw(const Row& row, const Question& asked, ChoiceSpace& spa
         double total = draw_from_all(row, asked.temperature, 0, space.sums).total;
         take_nucleus(row, asked, asked.top_p * total, left);
     } else {
-        double bound = row.highest + asked.temperature * (std::log(asked.min_p) - 1e-3) - 1e-3;
+        double bound = row.highest + asked.temperature * (log_of(asked.min_p) - 1e-3) - 1e-3;
         left.take_from(row, std::max((float)bound, -__FLT_MAX__));
         left.weigh_by(row.highest, asked.temperature);
     }
@@ -164,7 +164,7 @@ static inline void list_processed(const Row& row, const Question& asked, const D
     for (int place : from.order) {
         if (from.weights[place] <= 0) break;
         to.top_ids[to.num_top] = from.ids[place];
-        to.top_logprobs[to.num_top++] = std::log(from.weights[place] / drawn.total);
+        to.top_logprobs[to.num_top++] = log_of(from.weights[place] / drawn.total);
     }
 }
 
@@ -181,7 +181,7 @@ static inline void choose(const float* logits, const Question& asked, ChoiceSpac
     else
         drawn = draw(*row, asked, space, is_filtered);
     to.token = drawn.token;
-    to.logprob = asked.is_processed ? std::log(drawn.weight / drawn.total) : std::min(0.0, logits[drawn.token] - to.normalizer);
+    to.logprob = asked.is_processed ? log_of(drawn.weight / drawn.total) : std::min(0.0, logits[drawn.token] - to.normalizer);
     if (!asked.num_top) return;
     if (!asked.is_processed) {
         space.find_top(space.raw, asked.num_top);
@@ -205,7 +205,7 @@ static inline double entropy(const Row& row) {
         total += weights;
         sum += select(weights > 0, weights * exponents, Doubles{});
     });
-    return std::log(sum_of(total)) - sum_of(sum) / sum_of(total);
+    return log_of(sum_of(total)) - sum_of(sum) / sum_of(total);
 }
 
 static inline void list(const float* logits, double normalizer, Listing& to, ChoiceSpace& space) {

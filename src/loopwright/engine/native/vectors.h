@@ -175,6 +175,9 @@ static inline float max_of(Floats values) {
     return lanes[0];
 }
 
+// That of a wide number, since the other is younger in glibc than the oldest Linux that a wheel is for.
+static inline double log_of(double x) { return (double)std::log((long double)x); }
+
 // e^x by 2^n · polynomial of degree 6 on half a bit to either side (Taylor; error below 2e-7 relative).
 // Below -87 it is 0, above 88 infinity is not reached; NaN stays NaN.
 static inline Floats exp_of(Floats x) {
