@@ -67,6 +67,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "flashinfer", "sdpa"],
         Meta(description="how prompts attend on a GPU; auto: flashinfer where it is installed, else sdpa"),
     ] = "auto"
+    tensor_parallel: Annotated[
+        Count,
+        Meta(
+            description="processes that share a model, each with a part of its heads: as many GPUs, or CPU processes",
+            extra={"flag": "--tensor-parallel"},
+        ),
+    ] = 1
     deterministic: Annotated[
         bool, Meta(description="refuse to compute where a row's bits may depend on its neighbours'")
     ] = False

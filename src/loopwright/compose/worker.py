@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from loopwright.transport.kept_control import KeptControl
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
 
+LAST_WORDS_S = 0.5  # for runs to hear why their engine is lost
 LOAD_S = 3600.0  # how long a model may take to load; the parent watches whether it still does
 
 
@@ -71,7 +73,17 @@ async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: 
     files = store.resolve(config.model_names[model_number(name)])
     model = await stack.enter_async_context(open_model(files, config.engine, limits=config.control))
     control = await stack.enter_async_context(open_control(model, config.control))
+    if model.lost is not None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        model.lost.add_done_callback(partial(_end_soon, asyncio.get_running_loop(), serving))
     return ControlServer(control, socket_address(folder, name))
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, serving: asyncio.Task[object], _: object) -> None:
+    """An engine that is lost comes back with another process. Called on any thread."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: loop.call_later(LAST_WORDS_S, serving.cancel))
 
 
 async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> RunsServer:

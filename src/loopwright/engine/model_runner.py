@@ -36,11 +36,12 @@ from loopwright.engine.native.build import Kernels
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.decoder import NativeDecoder
 from loopwright.engine.native.structs import WeightType
-from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step
+from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step, checked
 from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row")
+Share: TypeAlias = Callable[[Batch], None]
 SCRATCH_BYTES = 64 << 20
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
@@ -100,8 +101,13 @@ class ModelRunner:
         attention: str = "sdpa",
         native: "NativeSettings | None" = None,
         device: DevicePart | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`native` takes the kernels of our own in place of torch's and of `attention`, `device` another device."""
+        """`native` takes the kernels of our own in place of torch's and of `attention`, `device` another device.
+
+        `share` is told each batch before any of it is done, when nothing can be wrong with it as a whole any more. By
+        then rows have no sources, and those that something is wrong with are gone."""
+        self._share = share
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
@@ -150,6 +156,8 @@ class ModelRunner:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
         rows = self._carried.rows(batch)
         check_step(batch, self.shape)
+        if self._share is not None:
+            self._share(checked(batch, rows, self.shape))
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
@@ -248,6 +256,16 @@ class ModelRunner:
         for start in range(0, len(questions), _MAX_LOGIT_ROWS):
             chunk = questions[start : start + _MAX_LOGIT_ROWS]
             yield self._model.logits(vectors([index for index, _ in chunk])), [question for _, question in chunk]
+
+
+class FollowingRunner(ModelRunner):
+    """Does what another rank shares, and leaves the answers to that one: here nothing is sampled, and no result says
+    anything."""
+
+    def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+        for _ in self._logits_of(asked, vectors):
+            pass  # this rank's part of them is all that is wanted
+        return [RowResult() for _ in asked]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ class Queue:
         queue = cls.__new__(cls)
         queue._port, queue._priority, queue.name = current_port(), priority, idle.pop()
         queue.model = model
+        queue.post("clear_queue")  # whatever failed there was not this context's
         return queue
 
     def leave(self, state: RunState) -> None:
         """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
-        self.post("clear_queue")
         state.idle_queues.setdefault((self._priority, self.model), []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
@@ -77,7 +77,8 @@ class Queue:
         return self.issue("allocate_pages", pages=pages)
 
     def free_pages(self, pages: Sequence[int]) -> None:
-        self.post("free_pages", pages=pages)
+        """Before the queue's next call, or when the program next waits."""
+        self._port.defer(self._operation("free_pages", {"pages": list(pages)}))
 
     def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> Answer:
         return self.issue("share_pages", sources=sources, targets=targets)

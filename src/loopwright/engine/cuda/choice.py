@@ -32,6 +32,7 @@ class DeviceChoice:
     has_kernels: bool
     reason: str
     fewer_bits: WeightDtype | None = None  # how matrices are kept, if not in `dtype`
+    num_ranks: int = 1  # that share the model
 
     @property
     def weights(self) -> WeightDtype:

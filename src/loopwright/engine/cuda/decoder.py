@@ -63,13 +63,15 @@ class DeviceDecoder:
     ) -> None:  # fmt: skip
         assert misfit(model.config) is None, misfit(model.config)
         self._config, self._attention, self._operations = model.config, attention, operations
+        self._ranks = model.ranks
         self.cache, self.device = cache, cache.device
 
         def placed(name: str) -> Tensor:
             return model.weights[name].to(cache.device, dtype).contiguous()
 
         def kept(name: str) -> Matrix:
-            weight = model.weights["embedding" if name == "head" and model.config.is_head_tied else name]
+            is_tied = name == "head" and model.config.is_head_tied
+            weight = model.own_rows(model.weights["embedding"]) if is_tied else model.weights[name]
             return Matrix.of(weight, kind_of(name), cache.device, dtype)
 
         def layer(index: int) -> _Layer:
@@ -84,7 +86,8 @@ class DeviceDecoder:
 
         self.embedding = placed("embedding")
         is_shared = model.config.is_head_tied and kind_of("head") == "plain"
-        self._head = Matrix("plain", self.embedding, None, self.embedding.shape[1]) if is_shared else kept("head")
+        own = model.own_rows(self.embedding)
+        self._head = Matrix("plain", own, None, own.shape[1]) if is_shared else kept("head")
         self._final_norm = placed("final_norm")
         self._layers = [layer(index) for index in range(model.config.num_layers)]
         ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
@@ -121,7 +124,7 @@ class DeviceDecoder:
             places,
             lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
-        return self._operations.logits(normalized, self._head)
+        return self._logits(normalized)
 
     def forward_beside(
         self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
@@ -141,14 +144,14 @@ class DeviceDecoder:
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
         normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
-        return self._operations.logits(normalized[:num_rows], self._head), residual[num_rows:]
+        return self._logits(normalized[:num_rows]), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._final_norm.float(), self._config.norm_epsilon)
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
-        return self._operations.logits(normalized.to(self.embedding.dtype), self._head)
+        return self._logits(normalized.to(self.embedding.dtype))
 
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
@@ -166,9 +169,9 @@ class DeviceDecoder:
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
             )
-            added = operations.project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            added = self._project_onto(residual, attend(index, query), layer.output, layer.output_bias)
             normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
-            added = operations.project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
+            added = self._project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
         return operations.add_norm(added, residual, self._final_norm, epsilon)
 
     def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
@@ -179,3 +182,13 @@ class DeviceDecoder:
         query = rms_norm(query, layer.query_norm.float(), self._config.norm_epsilon)
         key = rms_norm(key, layer.key_norm.float(), self._config.norm_epsilon)
         return torch.cat([query, key, value.float()], dim=1).to(qkv.dtype)
+
+    def _project_onto(self, residual: Tensor, vectors: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor | None:
+        """As Operations.project_onto, of all ranks."""
+        if self._ranks.num_ranks == 1:
+            return self._operations.project_onto(residual, vectors, weight, bias)
+        return self._ranks.add_up(self._operations.project(vectors, weight, bias))
+
+    def _logits(self, normalized: Tensor) -> Tensor:
+        """Of all ranks."""
+        return self._ranks.side_by_side(self._operations.logits(normalized, self._head))

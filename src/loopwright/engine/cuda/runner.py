@@ -24,7 +24,7 @@ from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, ModelRunner, errors_of
+from loopwright.engine.model_runner import Asked, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.transfer import to_device
 
@@ -52,9 +52,15 @@ class _Other:
 class DeviceRunner(ModelRunner):
     """A model with its memory on a device. `run` and `launch` must be called under torch.inference_mode."""
 
-    def __init__(self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int) -> None:
-        """`max_rows` is how many rows of one token a step has at most."""
-        super().__init__(model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder)
+    def __init__(
+        self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int, share: Share | None = None
+    ) -> None:
+        """`max_rows` is how many rows of one token a step has at most. `share` is told each batch before any of it is
+        done, as it is: other ranks do all of it, too."""
+        super().__init__(
+            model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder, share=share
+        )
+        self._ranks = model.ranks
         self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(parts.decoder, parts.operations, max_rows=max_rows, max_blocks=max_blocks)
@@ -78,6 +84,8 @@ class DeviceRunner(ModelRunner):
         before, self._launched = self._launched, None
         self._before = _Before() if before is None else _Before(before.sampled, before.states)
         check_step(batch, self.shape)
+        if self._share is not None:
+            self._share(batch)
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
@@ -98,7 +106,7 @@ class DeviceRunner(ModelRunner):
             reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
-        launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
+        launched.sampled = self._agreed(self._sampled(num_decodes + len(rows), stepping, other), stepping)
         launched.states = other.states
         if stepping and not single:
             launched.tell = self._steps.tables.sampled
@@ -117,6 +125,16 @@ class DeviceRunner(ModelRunner):
             sampled[:, self._numbers(stepping)] = stepped
         for places, one in other.sampled:
             sampled[:, self._numbers(places)] = one
+        return sampled
+
+    def _agreed(self, sampled: Tensor, stepping: Sequence[int]) -> Tensor:
+        """What the first rank sampled, and puts it where the next step looks. Ranks have the same logits, but a sum
+        over them may be rounded in another way, and a draw fall on the other side."""
+        if self._ranks.num_ranks == 1 or not sampled.numel():
+            return sampled
+        sampled = self._ranks.take_from_first(sampled)
+        if stepping:
+            self._steps.note(range(len(stepping)), sampled[:, self._numbers(stepping)])
         return sampled
 
     # Rows of one token
