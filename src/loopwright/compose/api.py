@@ -6,6 +6,7 @@ they cannot answer.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,14 @@ log = logging.getLogger(__name__)
 def make_app(runs: Runs, config: Config) -> App:
     """The application of a server over these runs."""
     server = config.server
-    return create_app(runs, host=server.host, tenant_of=tenants_of(server.keys), kept=server.responses)
+    gc.freeze()  # what is there now stays: to look through it for garbage would take a tenth of a second each time
+    return create_app(
+        runs,
+        host=server.host,
+        tenant_of=tenants_of(server.keys),
+        kept=server.responses,
+        max_body_bytes=server.max_body_bytes,
+    )
 
 
 def check_api_workers(config: Config) -> None:

@@ -134,6 +134,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "is cut off, in seconds",
         ),
     ] = 30.0
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 10,
+            description="of a request; what is done at once with a text of 4 MiB holds others up for about 10 ms",
+        ),
+    ] = 4 << 20
     api_workers: Annotated[
         int,
         Meta(
