@@ -227,9 +227,11 @@ def vocabulary(*, model: str = "") -> Answer:
     return current_port().issue({"op": "vocabulary", "model": model})
 
 
-def tokenize(text: str, *, starts_context: bool = False, model: str = "") -> Answer:
+def tokenize(text: str, *, starts_context: bool = False, must_fit: bool = False, model: str = "") -> Answer:
     """Text to {tokens}; control tokens written in the text stay plain text."""
-    return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context, "model": model})
+    return current_port().issue(
+        {"op": "tokenize", "text": text, "starts_context": starts_context, "must_fit": must_fit, "model": model}
+    )
 
 
 def detokenize(tokens: Sequence[int], *, each: bool = False, model: str = "") -> Answer:
@@ -243,6 +245,7 @@ def render_chat(
     num_done: int,
     is_open: bool,
     add_generation_prompt: bool,
+    must_fit: bool = False,
     tools: Sequence[Payload] = (),
     options: Payload | None = None,
     model: str = "",
@@ -255,6 +258,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "must_fit": must_fit,
             "model": model,
             "tools": list(tools),
             "options": options or {},
