@@ -130,6 +130,19 @@ def test_a_rank_that_dies_while_it_loads_is_named(tmp_path: Path, monkeypatch: p
         group.meet(Room(100, 100))
 
 
+def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+say({"type": "Loaded", "room": {"num_blocks": 5, "step_tokens": 7}})
+hear()
+if settings["rank"] == 1: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+    with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match=r"rank 1 of 3 .* SIGKILL"):
+        group.meet(Room(100, 100))
+
+
 def test_there_are_as_many_blocks_as_all_ranks_have_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     monkeypatch.setattr(groups, "Collectives", lambda *arguments: met.append(arguments[1:3]))
