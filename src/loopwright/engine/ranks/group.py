@@ -39,7 +39,7 @@ from loopwright.engine.ranks.messages import (
 )
 
 TIMEOUT_S = 600.0
-"""For one step, and for the ranks to meet. A first prompt may compile kernels; a process that dies is noticed at once."""
+"""For one step, and for the ranks to meet: a first prompt may compile kernels. Who dies is noticed at once."""
 _MEMBER = "loopwright.engine.rank_member"
 _STOP_S = 10.0
 _NOTICE_S = 2.0  # a process that dies is gone for its peers a little before it is for its parent
