@@ -134,6 +134,22 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "is cut off, in seconds",
         ),
     ] = 30.0
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 10,
+            description="of a request; what is done at once with a text of 4 MiB holds others up for about 10 ms",
+        ),
+    ] = 4 << 20
+    api_workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="processes that speak HTTP in place of the first one, which many streams at once keep busy; "
+            "0: none. With runtime processes only",
+            extra={"flag": "--api-workers"},
+        ),
+    ] = 0
     keys: Annotated[
         dict[str, str],
         Meta(

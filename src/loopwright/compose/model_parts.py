@@ -175,6 +175,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer) ->
         page_size=executor.shape.block_size,
         num_pages=executor.shape.num_blocks,
         eos_ids=tokenizer.eos_ids,
+        max_token_bytes=max(map(len, tokenizer.token_bytes)),
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,

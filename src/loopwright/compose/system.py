@@ -94,9 +94,10 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class DistributedSystem:
-    """A running system of several processes, as its server sees it."""
+    """A running system of several processes, as its server sees it. Their sockets are in `folder`."""
 
     runs: Runs
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[Syste
         from loopwright.compose.children import open_workers  # noqa: PLC0415 (sockets, which one process does without)
 
         with one_error():
-            async with open_workers(config) as runs:
-                yield DistributedSystem(runs)
+            async with open_workers(config) as workers:
+                yield DistributedSystem(workers.router, workers.folder)
     else:
         async with open_here(config, prepared) as system:
             yield system

@@ -1,7 +1,7 @@
 """The body of a worker process: `python -m loopwright.compose.worker NAME SOCKET_FOLDER CONFIG`. Started by `children`.
 
-`model` holds control and engine; `runtime-N` holds programs. Prints one line when it serves, or why it cannot, and ends
-when its standard input closes. Never reads it.
+`model` holds control and engine; `runtime-N` holds programs; `api-N` speaks HTTP. Prints one line when it serves, or
+why it cannot, and ends when its standard input closes. Never reads it.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from loopwright.compose.children import EXCHANGE, Ready, is_model_worker, model_number, model_worker
+from loopwright.compose.api import ApiServer
+from loopwright.compose.children import EXCHANGE, Ready, is_api_worker, is_model_worker, model_number, model_worker
 from loopwright.compose.config import Config
 from loopwright.compose.logs import open_log
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
@@ -53,7 +54,13 @@ async def _serve(name: str, folder: Path, config: Config) -> None:
     _end_with_parent()
     with one_error():
         async with AsyncExitStack() as stack:
-            server = await (_model_server if is_model_worker(name) else _runtime_server)(stack, name, folder, config)
+            server: ControlServer | RunsServer | ApiServer
+            if is_api_worker(name):
+                server = ApiServer(config, folder)
+            elif is_model_worker(name):
+                server = await _model_server(stack, name, folder, config)
+            else:
+                server = await _runtime_server(stack, name, folder, config)
             await server.serve(lambda: _print_ready(Ready()))
 
 

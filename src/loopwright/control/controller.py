@@ -33,6 +33,7 @@ from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
+from loopwright.core.bell import Bell
 from loopwright.core.calls import QueueCall, SetPriority, WatchCall
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
@@ -100,6 +101,7 @@ class Controller:
         self._counts = StepCounts()
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
+        self.bell = Bell()  # for InlineSession
         self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
     def models(self) -> tuple[ModelInfo, ...]:
