@@ -339,6 +339,6 @@ def event_list(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    left_out = ("run", "seq", "time_s", "seed")
+    left_out = ("run", "seq", "time_s", "seed", "ran")
     fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in left_out}
     return {"type": type(event).__struct_config__.tag, **fields}

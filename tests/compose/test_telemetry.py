@@ -11,8 +11,9 @@ import pytest
 from loopwright.compose.config import LogConfig, TelemetryConfig
 from loopwright.compose.logs import open_log
 from loopwright.compose.otel_spans import open_spans
+from loopwright.core.events import RanTokens
 from loopwright.core.origin import Origin, begin_span
-from loopwright.runtime.observation import Ended, Usage
+from loopwright.runtime.observation import Ended
 from loopwright.runtime.run_span import RunSpan
 from loopwright.runtime.timeline import Stretch
 
@@ -42,7 +43,7 @@ def test_spans_reach_a_collector_at_the_latest_when_the_server_stops(monkeypatch
         def log_message(self, *_: object) -> None: ...
 
     monkeypatch.setenv("COLLECTOR_KEY", "hunter2")
-    ended = Ended(1.0, 3.0, None, 0.5, (Stretch("decode", 1.0, 2.0),), Usage())
+    ended = Ended(1.0, 3.0, None, 0.5, (Stretch("decode", 1.0, 2.0),), RanTokens())
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

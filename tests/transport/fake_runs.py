@@ -8,7 +8,7 @@ import msgspec
 
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Cancelled, LoopwrightError, NotFound
-from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, Tokens
+from loopwright.core.events import Emit, Event, Finished, Log, RanTokens, Started, Text, Tokens
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
@@ -60,8 +60,8 @@ class FakeRun:
     def emit(self, value: Any) -> None:
         self._add(Emit, value=value)
 
-    def finish(self, result: Any = None) -> None:
-        self._add(Finished, code="ok", result=result)
+    def finish(self, result: Any = None, ran: RanTokens = RanTokens()) -> None:  # noqa: B008 (frozen)
+        self._add(Finished, code="ok", result=result, ran=ran)
 
     def fail(self, error: LoopwrightError) -> None:
         self._add(Finished, code=error.code, error=error.info())

@@ -92,12 +92,29 @@ class ToolCall(EventBase, frozen=True, kw_only=True, tag="tool"):
     outcome: Code
 
 
+class RanTokens(msgspec.Struct, frozen=True):
+    """What ran for a run, as control counts it: inputs of its prompts, those of them that were cached, and tokens that
+    were sampled."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+    def plus(self, other: "RanTokens") -> "RanTokens":
+        return RanTokens(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.generated_tokens + other.generated_tokens,
+        )
+
+
 class Finished(EventBase, frozen=True, kw_only=True, tag="done"):
-    """The one final event."""
+    """The one final event. `ran` is of the run and of all below it."""
 
     code: Code
     result: Any = None
     error: ErrorInfo | None = None
+    ran: RanTokens = RanTokens()
 
 
 Event: TypeAlias = Started | Text | Tokens | Log | Emit | Receive | ToolCall | Finished

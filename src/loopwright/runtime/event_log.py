@@ -9,7 +9,7 @@ from typing import Any
 from loopwright.core.clock import Clock
 from loopwright.core.errors import Code, ErrorInfo, LimitExceeded
 from loopwright.core.event_feed import EventFeed
-from loopwright.core.events import Emit, Event, Finished, Log, Receive, Started, Text, Tokens, ToolCall
+from loopwright.core.events import Emit, Event, Finished, Log, RanTokens, Receive, Started, Text, Tokens, ToolCall
 from loopwright.core.ids import RunId
 from loopwright.core.raise_hint import raise_hint
 from loopwright.runtime.shown_tokens import ShownText
@@ -74,9 +74,15 @@ class EventLog:
         """Raises LimitExceeded when a result of that size would pass the limit."""
         self._count(num_bytes)
 
-    def finish(self, code: Code, result: Any = None, error: ErrorInfo | None = None) -> None:  # noqa: ANN401 (JSON)
+    def finish(
+        self,
+        code: Code,
+        result: Any = None,  # noqa: ANN401 (JSON)
+        error: ErrorInfo | None = None,
+        ran: RanTokens = RanTokens(),  # noqa: B008 (frozen)
+    ) -> None:
         """Writes the final event; the first call counts, later ones change nothing."""
-        self._feed.add(Finished(**self._stamp(), code=code, result=result, error=error))
+        self._feed.add(Finished(**self._stamp(), code=code, result=result, error=error, ran=ran))
 
     @property
     def num_bytes(self) -> int:

@@ -156,7 +156,7 @@ class Launcher:
             origin=within(parent.origin, parent.observation.trace_headers),
         )
         child = self._make_run(spec, name, program, parent.sandbox, parent.children, left_s)
-        child.context = call.context
+        child.context, child.above = call.context, parent.observation
         self._admit(child)
         parent.children.add(child)
         for run_id in parent.children.take_forgotten():

@@ -13,6 +13,7 @@ from loopwright.core.calls import QueueCall
 from loopwright.core.clock import Clock
 from loopwright.core.code_calls import RunCode
 from loopwright.core.errors import Code
+from loopwright.core.events import RanTokens
 from loopwright.core.host_calls import Detokenize, RenderChat, Segment, Tokenize, Vocabulary
 from loopwright.core.instrument import Instrument
 from loopwright.core.outside_calls import CallTool, HttpExchange, HttpRead, ListTools
@@ -37,22 +38,6 @@ class Watched:
     began_s: float
     first_s: float | None = None  # when it had told a token
     is_told: bool = False  # control has said how it went
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of calls that ended."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-
-    def plus(self, timing: CallTiming) -> "Usage":
-        return Usage(
-            self.prompt_tokens + timing.prompt_tokens,
-            self.cached_tokens + timing.cached_tokens,
-            self.generated_tokens + timing.generated_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +68,7 @@ class Ended:
     first_token_s: float | None
     cpu_s: float
     stretches: tuple[Stretch, ...]
-    usage: Usage
+    usage: RanTokens  # of its own calls that ended
     tools: tuple[ToolSpan, ...] = ()
 
     def totals(self) -> dict[Phase, float]:
@@ -112,7 +97,8 @@ class Observation:
         self._runs_from_s: float | None = None  # while the program computes
         self._watched: dict[int, Watched] = {}
         self._first_s: float | None = None
-        self._usage = Usage()
+        self._usage = RanTokens()
+        self._below = RanTokens()
         self._tools: list[ToolSpan] = []
 
     @property
@@ -182,6 +168,15 @@ class Observation:
             now_s = self._clock.now_s()
             self._tools.append(ToolSpan(name, now_s - duration_s, now_s, code))
 
+    def ran_below(self, ran: RanTokens) -> None:
+        """A run that this one started is over, with all below it."""
+        self._below = self._below.plus(ran)
+
+    @property
+    def ran(self) -> RanTokens:
+        """Tokens of calls that ended, of the run and of all that is over below it."""
+        return self._usage.plus(self._below)
+
     def end(self, code: Code, cpu_s: float) -> Ended:
         """The run is over."""
         self.waits()
@@ -213,7 +208,7 @@ class Observation:
         add("prefill", started_s, first_s)
         add("decode", first_s, ended_s)
         add("program", ended_s, self._clock.now_s())  # the answer was on its way
-        self._usage = self._usage.plus(timing)
+        self._usage = self._usage.plus(RanTokens(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens))
         if timing.first_s is not None:
             self._first_s = timing.first_s if self._first_s is None else min(self._first_s, timing.first_s)
 

@@ -42,7 +42,8 @@ class Run:
     origin: Origin
     span: TraceContext | None  # None: nobody exports spans
     parent: Children | None = None  # those of the run that spawned it
-    context: Any = None  # what that one gave it
+    above: Observation | None = None  # of that one
+    context: Any = None  # what it gave it
     ended_now_s: float | None = None
     task: asyncio.Task[None] | None = None
     failure: LoopwrightError | None = field(default=None)
@@ -56,7 +57,10 @@ class Run:
         """Writes the final event, if there is none yet; who reads it finds the run counted."""
         if self.events.final is None:
             self.ended = self.observation.end(code, self.budget.cpu_used_s - self.budget.cpu_below_s)
-            self.events.finish(code, result, error)
+            ran = self.observation.ran
+            if self.above is not None:
+                self.above.ran_below(ran)
+            self.events.finish(code, result, error, ran)
 
     def fail(self, error: LoopwrightError) -> None:
         """Ends the run with this error, wherever it is; the first one counts."""

@@ -15,7 +15,17 @@ from loopwright.core.errors import LoopwrightError, from_info
 from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
-from loopwright.server.outcomes import Begun, CallTold, Choice, Outcome, Part, PromptShown, Usage
+from loopwright.server.outcomes import (
+    Begun,
+    CallTold,
+    Choice,
+    CompletionDetails,
+    Outcome,
+    Part,
+    PromptDetails,
+    PromptShown,
+    Usage,
+)
 from loopwright.server.pieces import AnswerReader, Words
 from loopwright.server.sse import error_event, sse_data
 
@@ -209,12 +219,25 @@ def read_outcome(answer: Answer, finished: Finished) -> Outcome:
     if finished.error is not None:
         raise answer.renamed(from_info(finished.error))
     if answer.is_of_program:
-        usage = finished.result.get("usage") if isinstance(finished.result, dict) else None
-        try:
-            return Outcome(usage=msgspec.convert(usage or {}, Usage))
-        except msgspec.ValidationError:
-            return Outcome()
+        return Outcome(usage=counted(finished))
     return msgspec.convert(finished.result or {}, Outcome)
+
+
+def counted(finished: Finished) -> Usage:
+    """What ran for a program, as control counted it, whatever the program says. How many of the tokens were thoughts is
+    known to it alone: as many as it says, and no more than there are."""
+    ran, said = finished.ran, finished.result.get("usage") if isinstance(finished.result, dict) else None
+    try:
+        details = msgspec.convert(said or {}, Usage).completion_tokens_details
+    except msgspec.ValidationError:
+        details = CompletionDetails()
+    return Usage(
+        ran.prompt_tokens,
+        ran.generated_tokens,
+        ran.prompt_tokens + ran.generated_tokens,
+        PromptDetails(ran.cached_tokens),
+        CompletionDetails(min(max(details.reasoning_tokens, 0), ran.generated_tokens)),
+    )
 
 
 def text_of_result(finished: Finished) -> str:
