@@ -26,7 +26,7 @@ class DeviceExecutor:
     """Implements core.executor.Executor; what it is made of is `choice`."""
 
     dtype: WeightDtype
-    exactness: Exactness = "fast"
+    exactness: Exactness
 
     def __init__(
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
@@ -39,12 +39,14 @@ class DeviceExecutor:
             parts = DeviceParts.make(
                 model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
                 has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
+                is_deterministic=choice.is_deterministic,
             )  # fmt: skip
             runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
             runner.capture(report)
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
+        self.exactness = "deterministic" if choice.is_deterministic else "fast"
         self.computed_by = choice.reason
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
