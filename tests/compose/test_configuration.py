@@ -129,7 +129,7 @@ def test_text_of_the_environment_becomes_what_its_setting_is() -> None:
         ("[engine]\nnum_blocks = -1", ["engine.num_blocks is -1", ">= 0"]),
         ("processes = 0", ["processes is 0", ">= 1"]),
         ("[control]\npolicy = 'lazy'", ["control.policy is 'lazy'"]),
-        ("[control]\nmax_batch_rows = 600", ["control", "600", "below max_batch_tokens 512"]),
+        ("[control]\nmax_batch_rows = 600\nmax_batch_tokens = 512", ["control", "600", "below max_batch_tokens 512"]),
         ("[tools.http.'a b']\nurl = 'http://x/'\ndescription = ''", ["tools.http"]),
         ("[tools.http.a]\nurl = 'http://x/'\ndescription = ''\nheader = {}", ["tools.http", "`header`", "headers?"]),
         ("[tools.mcp.a]", ["either a command or a url"]),

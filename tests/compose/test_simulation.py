@@ -1,10 +1,11 @@
 """The real control layer over a device that only takes virtual time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_token
+from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_streaming, by_token
 from loopwright.compose.simulated import SHAPE, open_simulation
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.batch import Batch, ForwardRow
@@ -77,6 +78,43 @@ def test_a_policy_decides_how_long_three_programs_of_three_tokens_take(policy: s
             return clock.now_s()
 
     assert run_in_virtual_time(main) == pytest.approx(seconds, abs=0.05)
+
+
+@pytest.mark.parametrize(("limit", "longest_s"), [("auto", 0.025), (0.0, 0.8), (0.1, 0.1)])
+def test_beside_a_stream_prompts_are_cut_so_that_its_next_token_comes_in_time(limit: float, longest_s: float) -> None:
+    """An engine with steps of 6 ms and 24 µs for a token of a prompt: 64 prompts of 512 tokens come while one stream
+    runs. Before it, they would have come together: an engine that decodes for nobody takes them at once."""
+    shape = replace(SHAPE, steps_ahead="usual", max_step_tokens=32768)
+    costs = StepCosts(((1, 0.006), (256, 0.0061)), token_s=24e-6)
+
+    async def main(clock: Clock) -> tuple[list[float], list[float]]:
+        config = ControlConfig(prompt_step_s=limit)  # type: ignore[arg-type]
+        async with open_simulation(costs, clock, config, shape) as simulation:
+            first_s: list[float] = []
+            sizes: list[int] = []
+            submit = simulation.device.submit
+            simulation.device.submit = lambda batch: (sizes.append(batch.num_tokens), submit(batch))[1]  # type: ignore[method-assign]
+
+            async def prompt(number: int) -> None:
+                with Caller(simulation.control, f"prompt {number}") as caller:
+                    await by_segment(caller, 1, prompt_len=512, first_token=2 + number)
+                    first_s.append(clock.now_s())
+
+            await asyncio.gather(*(prompt(100 + number) for number in range(64)))  # nobody decodes
+            assert max(sizes) == 64 * 512
+            with Caller(simulation.control, "stream") as caller:
+                stream = asyncio.create_task(by_streaming(caller, 400))
+                await asyncio.sleep(0.1)
+                began_s, num_before = clock.now_s(), len(sizes)
+                await asyncio.gather(*(prompt(number) for number in range(64)))
+                beside_s = [costs.row_s[0][1] + costs.token_s * num for num in sizes[num_before:]]
+                await stream
+            return beside_s, [one - began_s for one in first_s[64:]]
+
+    beside_s, firsts_s = run_in_virtual_time(main)
+    assert max(beside_s) <= 1.01 * longest_s
+    assert max(beside_s) > 0.8 * longest_s
+    assert max(firsts_s) < 64 * 512 * 24e-6 * 1.6 + 0.1  # and who came is served nearly as soon
 
 
 def test_calls_without_a_pass_of_the_model_cost_what_the_table_says() -> None:

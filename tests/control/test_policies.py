@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -176,7 +175,9 @@ def test_a_run_whose_calls_wait_for_a_batch_is_not_stuck() -> None:
 def test_groups_of_the_adaptive_policy_are_the_plain_schedulers_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rig forms its steps of groups, the other does not."""
     plain = rig_with("adaptive")
-    monkeypatch.setattr(controller, "make_scheduler", partial(GroupingScheduler, Adaptive()))
+    monkeypatch.setattr(
+        controller, "make_scheduler", lambda config, resources, _: GroupingScheduler(Adaptive(), config, resources)
+    )
     grouped = Rig()
     assert isinstance(grouped.controller._scheduler, GroupingScheduler)
     for rig in (plain, grouped):

@@ -20,8 +20,9 @@ from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
-from loopwright.engine.cuda.memory import MemoryPlan
+from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
+from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.executor import create_executor
 from loopwright.engine.oracle import Oracle
 from runner_rig import Rig, dense_rows, log_softmax, runs_of, some_tokens
@@ -198,6 +199,62 @@ def test_decode_rows_of_every_sampling_equal_the_model_runners(model: LoadedMode
         getattr(found, way)(40)
         assert found.tokens == expected.tokens
         np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+
+
+def count_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each pass over the layers, from now on."""
+    passes: list[int] = []
+    decoder = rig.runner._decoder
+    run_layers = decoder._run_layers
+
+    def counted(residual: torch.Tensor, *rest: object) -> torch.Tensor:
+        passes.append(len(residual))
+        return run_layers(residual, *rest)
+
+    monkeypatch.setattr(decoder, "_run_layers", counted)
+    return passes
+
+
+@pytest.mark.parametrize("samplings", [[Sampling()] * 4, SAMPLINGS[:4]], ids=["greedy", "drawn"])
+def test_decode_rows_and_prompts_of_a_batch_share_one_pass_and_equal_the_model_runners(
+    model: LoadedModel, samplings: list[Sampling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside them a prompt in chunks, a masked row and one with drafts; then decode rows alone go on from there."""
+    answers = []
+    passes: list[int] = []
+    for rig in both(model):
+        decoding = Decoding(rig, samplings)
+        passes = count_passes(rig, monkeypatch) if isinstance(rig.runner, DeviceRunner) else passes
+        prompt, blocks, results = some_tokens(50, 9), rig.blocks(64), []
+        mask = tuple(runs_of([place != 2 for place in range(own + 1)]) for own in range(6))
+        sampled = decoding.columns.token_ids
+        for number, (start, end) in enumerate([(0, 17), (17, 40), (40, 50)]):
+            rows = [
+                rig.row(prompt[start:end], kv_len=start, block_ids=blocks),
+                rig.row(some_tokens(6, number), mask=mask),
+                ForwardRow(rig.blocks(9), 0, range(3), [9, 1, 2], sampling=Sampling(), num_drafts=2, sample_position=3),
+                ForwardRow(rig.blocks(9), 0, range(4), [5, 6, 7, number], sampling=samplings[1], sample_position=4),
+            ]
+            result = rig.step(Batch(decodes=decoding.step(number, token_ids=sampled), rows=rows))
+            sampled = decoding.take(result)
+            results += result.rows
+        for number in (3, 4):
+            sampled = decoding.take(rig.step(Batch(decodes=decoding.step(number, token_ids=sampled))))
+        answers.append((decoding.tokens, results))
+    assert answers[0][0] == answers[1][0]
+    for mine, theirs in zip(answers[0][1], answers[1][1], strict=True):
+        same_answer(mine, theirs)
+    assert passes == [4 + 17 + 13, 4 + 23 + 13, 4 + 10 + 13, 4, 4]
+
+
+def test_decode_rows_beside_prompts_that_are_all_refused_run_alone(model: LoadedModel) -> None:
+    found = Decoding(device_rig(model), SAMPLINGS[:2])
+    bad = ForwardRow(found.rig.blocks(4), 0, range(3), [1, 2, 999_999], sampling=Sampling(), sample_position=3)
+    result = found.rig.step(Batch(decodes=found.step(0), rows=[bad]))
+    assert result.rows[0].error is not None
+    assert [[tokens[0], token] for tokens, token in zip(found.tokens, result.decodes.token_ids, strict=True)] == [
+        tokens[:2] for tokens in Decoding(Rig(model), SAMPLINGS[:2]).serially(1)
+    ]
 
 
 def test_rows_that_come_and_go_ahead_of_results_keep_their_tokens(model: LoadedModel) -> None:
@@ -384,6 +441,23 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
     small = dataclasses.replace(plan, free_bytes=16 << 30)
     with pytest.raises(Unavailable, match=r"weights 16\.06 GB, .* are more than the 17\.18 GB free"):
         small.num_blocks()
+
+
+@pytest.mark.parametrize(
+    ("shape", "free_gb", "num_tokens"),
+    [("llama-8b", 141, 32768), ("llama-8b", 80, 16384), ("llama-8b", 24, 2048), ("llama-8b", 10, 2048),
+     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192)],
+)  # fmt: skip
+def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
+    shape: str, free_gb: int, num_tokens: int
+) -> None:
+    config = shape_config(shape)
+    assert step_tokens(config, torch.bfloat16, max_rows=256, free_bytes=free_gb * 10**9) == num_tokens
+    assert step_tokens(config, torch.bfloat16, max_rows=2000, free_bytes=10**9) >= 4000
+    if free_gb > 20:  # and what is left is for KV
+        free_bytes = free_gb * 10**9
+        plan = MemoryPlan.of(config, torch.bfloat16, max_rows=256, max_tokens=num_tokens, free_bytes=free_bytes)
+        assert plan.num_blocks() * plan.block_bytes > (free_bytes - plan.weight_bytes) / 2
 
 
 def test_a_dummy_has_the_shape_that_was_asked_for() -> None:

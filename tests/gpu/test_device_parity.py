@@ -122,6 +122,41 @@ def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: in
         assert gap.max() < 0.1
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-4, seed=3)], ids=["greedy", "drawn"])
+def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sampling: Sampling) -> None:
+    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended."""
+    model, num_rows = model_of("heads of 128, 4 of a group"), 5
+    rig, reference = on_device(model), on_device(model, "reference")
+    prompts = [some_tokens(20 + 5 * place, place) for place in range(num_rows)]
+    tables = [rig.blocks(len(prompt) + 40) for prompt in prompts]
+    rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))
+    lengths = [len(prompt) for prompt in prompts]
+    columns = DecodeRows(
+        tables, lengths, lengths, [sampling] * num_rows, [()] * num_rows, [7] * num_rows, 0, [1] * num_rows
+    )
+    long, blocks = some_tokens(900, 77), rig.blocks(900)
+    chunks = [(0, 100), (100, 101), (101, 700), (700, 900)]
+    tokens: list[list[int]] = [[7] for _ in prompts]
+    launched = []
+    with torch.inference_mode():
+        for number in range(8):
+            fields = {"token_ids": [0] * num_rows, "sources": range(num_rows)} if number else {}
+            rows = []
+            if number < 4:
+                start, end = chunks[number]
+                rows = [rig.row(long[start:end], kv_len=start, block_ids=blocks)]
+            launched.append(rig.runner.launch(Batch(decodes=replace(columns, num_steps=number, **fields), rows=rows)))
+    for one in launched:
+        for mine, token in zip(tokens, one.result().decodes.token_ids, strict=True):
+            mine.append(token)
+    found = np.concatenate([dense_rows(one.result().rows[0]) for one in launched[:4]])
+    assert noise(found, reference.logprobs(long)) < MAX_NOISE
+    for prompt, mine in zip(prompts, tokens, strict=True):
+        logprobs = reference.logprobs([*prompt, *mine[:-1]])[len(prompt) :]
+        gap = logprobs.max(1) - logprobs[np.arange(8), mine[1:]]
+        assert gap.max() < 0.1
+
+
 @pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}])
 def test_draws_of_graphs_are_those_of_launches_one_by_one(filters: dict[str, float]) -> None:
     model = model_of("heads of 64, 4 of a group")

@@ -24,6 +24,7 @@ from loopwright.control.measuring import control_series
 from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.open_calls import OpenCalls
+from loopwright.control.pace import Pace
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
@@ -77,7 +78,8 @@ class Controller:
         self._moment = Moment(clock.now_s())  # when a run last did something, or a step ended
         self._observer = Observer(meter or SILENT, shape.block_bytes)
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
-        self._scheduler = make_scheduler(config, self._resources)
+        self._pace = Pace()
+        self._scheduler = make_scheduler(config, self._resources, self._pace)
         all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
         self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
         self._sessions: dict[RunId, InlineSession] = {}
@@ -170,6 +172,7 @@ class Controller:
                 self._counts.busy_s += busy_s
                 self._arrivals.step_over(busy_s)
                 self._step_times.note(batch.num_tokens, busy_s)
+                self._pace.note(batch.num_tokens - batch.num_long_tokens, batch.num_long_tokens, busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
             idle_from_s += self._clock.now_s() - idle_from_s

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from loopwright.control.decoding import DecodeGroup
 from loopwright.control.ordering import OpenCall
+from loopwright.control.pace import Pace
 from loopwright.control.policies import Adaptive, Policy, make_policy
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.scheduler import ControlConfig, Scheduler
@@ -20,13 +21,15 @@ from loopwright.core.ids import RunId
 AnyScheduler: TypeAlias = "Scheduler | GroupingScheduler"
 
 
-def make_scheduler(config: ControlConfig, resources: ResourceManager) -> AnyScheduler:
-    """The scheduler for the configured policy."""
+def make_scheduler(config: ControlConfig, resources: ResourceManager, pace: Pace) -> AnyScheduler:
+    """The scheduler for the configured policy. `pace` is for that which forms a step when the engine is idle."""
     policy = make_policy(
         config.policy, num_calls=config.policy_calls, wait_s=config.policy_wait_s, max_wait_s=config.policy_max_wait_s
     )
     return (
-        Scheduler(config, resources) if isinstance(policy, Adaptive) else GroupingScheduler(policy, config, resources)
+        Scheduler(config, resources, pace)
+        if isinstance(policy, Adaptive)
+        else GroupingScheduler(policy, config, resources)
     )
 
 

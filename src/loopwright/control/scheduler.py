@@ -18,6 +18,7 @@ from loopwright.control.decoding import DecodeGroup
 from loopwright.control.feeds import Feed
 from loopwright.control.joining import Joining
 from loopwright.control.ordering import AnyResource, OpenCall
+from loopwright.control.pace import Pace
 from loopwright.control.policies import PolicyName
 from loopwright.control.reads import check_reads
 from loopwright.control.resource_manager import ResourceManager
@@ -29,20 +30,35 @@ from loopwright.core.ids import RunId
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
+USUAL_PROMPT_STEP_S = 0.025
+"""Where steps are usually ahead: a GPU's, of which one with a whole prompt may take fifty times what others take."""
+
 PRIORITY_STEPS = 8
 """When more segments wait than a step has rows, one of high priority goes before those that wait 8 steps longer."""
 
 
 class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a step may be. Prompts get what the rows of one token leave of `max_batch_tokens`, so the second limit
-    must be above the first."""
+    must be above the first; and beside rows that decode no more than `prompt_step_s` allows."""
 
     max_batch_rows: Annotated[
         int, Meta(ge=1, description="rows of one token in a step; also heads, embeds, copies and shifts, each")
     ] = 256
     max_batch_tokens: Annotated[
-        int, Meta(ge=2, description="tokens in a step; prompts get what rows of one token leave of it")
-    ] = 512
+        int,
+        Meta(
+            ge=0,
+            description="tokens in a step; prompts get what rows of one token leave of it. 0: 512 on a CPU, on a GPU "
+            "2048 to 32768 by its memory",
+        ),
+    ] = 0
+    prompt_step_s: Annotated[
+        Seconds | Literal["auto"],
+        Meta(
+            description="how long a step may take, by what steps took, for prompts to be in it beside rows that "
+            "decode; 0: no limit; auto: 0.025 on a GPU, no limit on a CPU"
+        ),
+    ] = "auto"
     prefix_cache: Annotated[bool, Meta(description="whether what was computed before is taken instead of again")] = True
     max_idle_s: Annotated[
         Seconds, Meta(description="how long a run without calls keeps its pages if others wait for some")
@@ -64,7 +80,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_batch_rows < self.max_batch_tokens:
+        if self.max_batch_tokens and not 0 < self.max_batch_rows < self.max_batch_tokens:
             raise ValueError(
                 f"max_batch_rows {self.max_batch_rows} must be from 1 to below max_batch_tokens {self.max_batch_tokens}"
             )
@@ -73,9 +89,15 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Scheduler:
     """The calls that wait for nobody but the engine. A call stays until it is over; its owner says so on the call."""
 
-    def __init__(self, config: ControlConfig, resources: ResourceManager) -> None:
+    def __init__(self, config: ControlConfig, resources: ResourceManager, pace: Pace | None = None) -> None:
+        """`pace` is what steps take."""
+        shape = resources.shape
         self._config = config
         self._resources = resources
+        self._pace = pace or Pace()
+        self._max_tokens = config.max_batch_tokens or max(shape.max_step_tokens, 2 * config.max_batch_rows)
+        usual_s = USUAL_PROMPT_STEP_S if shape.steps_ahead == "usual" else 0.0
+        self._prompt_step_s = usual_s if config.prompt_step_s == "auto" else config.prompt_step_s
         self._num_formed = 0  # steps, so far
         self._now_s = 0.0  # when the last one was
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
@@ -288,7 +310,7 @@ class Scheduler:
         return has_room or (call.is_started and self._resources.grow(call, feed))
 
     def _take_long(self, step: Step) -> None:
-        budget = self._config.max_batch_tokens - step.num_rows
+        budget = self._prompt_budget(step.num_rows)
         is_first, is_blocked = True, False
         still_long: list[OpenCall] = []
         for place, call in enumerate(self._long):
@@ -323,6 +345,13 @@ class Scheduler:
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _prompt_budget(self, num_single: int) -> int:
+        """Tokens for longer rows beside so many of one token."""
+        budget = self._max_tokens - num_single
+        if num_single and self._prompt_step_s:
+            return min(budget, self._pace.room(num_single, self._prompt_step_s))
+        return budget
 
     def _take_restored(self, call: OpenCall, step: Step) -> None:
         taken = step.light_list(call)
@@ -359,7 +388,7 @@ class Scheduler:
             taken.append(call)
             return True
         num_taken = len(self._decoding) + sum(row.num_tokens for row in step.batch_rows)
-        budget = self._config.max_batch_tokens - num_taken
+        budget = self._max_tokens - num_taken
         if feed.num_left == 1 and step.num_rows >= self._config.max_batch_rows:
             return False
         if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):

@@ -151,6 +151,11 @@ class Batch(msgspec.Struct, frozen=True):
         return len(self.decodes) + sum(row.num_tokens for row in self.rows)
 
     @property
+    def num_long_tokens(self) -> int:
+        """Of rows with more than one token."""
+        return sum(num for row in self.rows if (num := row.num_tokens) > 1)
+
+    @property
     def all_rows(self) -> Sequence[ForwardRow]:
         """The decode rows, and behind them the others."""
         return [*self.decodes.rows(), *self.rows]

@@ -101,11 +101,12 @@ def create_executor(
     device: DeviceName = "cpu",
     is_deterministic: bool = False,
     max_rows: int = 256,
-    max_tokens: int = 512,
+    max_tokens: int = 0,
 ) -> TorchExecutor | DeviceExecutor:
     """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
     `ahead` is the same file, if somebody has begun to decode it; with `shape` there is none, and weights are random.
-    `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`.
+    `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`, of which 0 is what
+    a GPU's memory is good for.
 
     Raises BadRequest and Unavailable as `load_model` and `choose_device` do."""
     if shape:  # what is refused is refused before gigabytes are drawn

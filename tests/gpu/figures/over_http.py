@@ -51,7 +51,7 @@ async def serving(bench: Bench, num_processes: int) -> AsyncIterator[Served]:
         "--processes",
         str(num_processes),
     ]
-    settings = ["--set", "control.max_batch_tokens=8192", "--set", "control.prefix_cache=false", "--port", "0"]
+    settings = ["--set", "control.prefix_cache=false", "--port", "0"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loopwright", *words, *settings, stderr=asyncio.subprocess.PIPE
     )

@@ -28,7 +28,6 @@ from loopwright.engine.cuda.dummy import shape_config
 from loopwright.engine.executor import create_executor
 
 NUM_IN, NUM_OUT = 128, 128
-MAX_BATCH_TOKENS = 8192
 GREEDY = Sampling()
 _LIMITS = ControlLimits(max_pages=1 << 20, max_open_calls=1 << 16)
 _numbers = itertools.count()
@@ -39,7 +38,6 @@ async def system_over(shape: str, device: str) -> AsyncIterator[System]:
     """Control over random weights of that shape, with the engine in this process."""
     executor = create_executor(
         Path(), num_blocks=0, num_slots=16, shape=shape, device=device, dtype="auto",  # type: ignore[arg-type]
-        max_tokens=MAX_BATCH_TOKENS,
     )  # fmt: skip
     sizes = executor.shape
     info = ModelInfo(
@@ -47,8 +45,7 @@ async def system_over(shape: str, device: str) -> AsyncIterator[System]:
         max_context=sizes.max_context, page_size=sizes.block_size, num_pages=sizes.num_blocks, eos_ids=(), bos_id=None,
         has_chat_template=False, quantization="dummy", weights_sha256="", engine=executor.computed_by,
     )  # fmt: skip
-    config = ControlConfig(max_batch_tokens=MAX_BATCH_TOKENS, prefix_cache=False)
-    controller = Controller(executor, (), info, SystemClock(), config)
+    controller = Controller(executor, (), info, SystemClock(), ControlConfig(prefix_cache=False))
     serving = asyncio.create_task(controller.serve())
     try:
         yield System(controller, executor.step_weight_bytes)

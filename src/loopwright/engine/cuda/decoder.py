@@ -121,6 +121,26 @@ class DeviceDecoder:
         )
         return self._operations.logits(normalized, self._head)
 
+    def forward_beside(
+        self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
+    ) -> tuple[Tensor, Tensor]:
+        """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
+        attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' tokens."""
+        begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
+        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        self.cache.positions[places] = positions.int()
+        planned = self._attention.plan(rows, positions)
+        table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
+
+        def attend(layer: int, query: Tensor) -> Tensor:
+            own = self._operations.attend(query[:num_rows], self.cache.layers[layer], table, lens)
+            return torch.cat([own, planned.attend(layer, query[num_rows:])])
+
+        residual = torch.cat([begun, hidden])
+        rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
+        normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
+        return self._operations.logits(normalized[:num_rows], self._head), residual[num_rows:]
+
     def normalize(self, hidden: Tensor) -> Tensor:
         """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
         return self._operations.add_norm(None, hidden.contiguous(), self._final_norm, self._config.norm_epsilon).float()

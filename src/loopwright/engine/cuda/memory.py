@@ -17,6 +17,8 @@ from loopwright.engine.models import find_architecture
 _WORKSPACES = 1 << 30  # FlashInfer's, cuBLAS's, and what the CUDA context takes
 _SHARE = 0.95  # of what is left, for KV
 _MIN_BLOCKS = 16
+_MIN_STEP_TOKENS, _MAX_STEP_TOKENS = 2048, 32768
+_STEP_SHARE = 1 / 12  # of what the weights leave, for the activations of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,10 @@ class MemoryPlan:
     ) -> "MemoryPlan":  # fmt: skip
         """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it."""
         weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"))
-        token = 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
         logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-        return cls(weights, max_tokens * token + logits + largest + _WORKSPACES, kv * BLOCK_SIZE, free_bytes)
+        step = max_tokens * _token_bytes(config) + logits + largest + _WORKSPACES
+        return cls(weights, step, kv * BLOCK_SIZE, free_bytes)
 
     def num_blocks(self, wanted: int = 0) -> int:
         """As many blocks as fit, or `wanted`, which is 0 for that. Raises Unavailable if they do not."""
@@ -54,6 +56,24 @@ class MemoryPlan:
                 field="engine.num_blocks" if wanted else "",
             )
         return wanted or fitting
+
+
+def step_tokens(
+    config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, free_bytes: int
+) -> int:
+    """How many tokens a step should have room for, where nobody says: the largest power of two up to 32,768 whose
+    activations take a twelfth of what the weights leave, and 2,048 at least. Prompts that come together then have their
+    first tokens together, if nobody decodes: after that, control cuts them to what those who do can bear."""
+    left = (free_bytes - _weight_bytes(config, dtype, kind_of or kinds("auto"))[0]) * _STEP_SHARE
+    tokens = _MAX_STEP_TOKENS
+    while tokens > _MIN_STEP_TOKENS and tokens * _token_bytes(config) > left:
+        tokens //= 2
+    return max(tokens, 2 * max_rows)
+
+
+def _token_bytes(config: ModelConfig) -> int:
+    """Of the activations of one token."""
+    return 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
 
 
 def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf) -> tuple[int, int]:

@@ -5,6 +5,7 @@ for more than a plain token (distributions, grammars, samplers of programs) is a
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, RowResult, StepResult
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
+from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import fed
 from loopwright.engine.cuda.answers import answer_together
 from loopwright.engine.cuda.launched import Launched, Reading
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, is_special
-from loopwright.engine.cuda.steps import DecodeSteps, Report
+from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, ModelRunner, isolate
 from loopwright.engine.row_checks import check_head, check_row, check_step
@@ -40,6 +42,8 @@ class DeviceRunner(ModelRunner):
         self._before: Launched | None = None  # the batch before, unless it failed
         self._samplings: tuple[Sequence[Sampling], RowSamplings] | None = None  # of the decode rows that ran last
         self._drawn: list[Tensor] = []  # outputs [3, rows] of the prompts of this batch
+        self._decoder, self._forward = parts.decoder, self._forward_beside
+        self._step: _Step | None = None  # waits for the pass of the prompts
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -65,12 +69,13 @@ class DeviceRunner(ModelRunner):
         stepping = [*range(num_decodes), *single]
         known: dict[int, RowResult] = {}
         readings: list[tuple[Reading, Sequence[int]]] = []
-        if stepping:
-            asked = self._launch_step(decodes, [rows[place - num_decodes] for place in single], before)
+        others = sorted(set(range(num_decodes, num_decodes + len(rows))).difference(single))
+        step = _Step(decodes, [rows[place - num_decodes] for place in single], before) if stepping else None
+        answered = self._launch_others([_fed(rows[place - num_decodes], before) for place in others], step)
+        if step is not None:
+            asked = self._launch_step(step)
             known |= {stepping[row]: result for row, result in asked.items()}
             readings.append((Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping))
-        others = sorted(set(range(num_decodes, num_decodes + len(rows))).difference(single))
-        answered = self._launch_others([_fed(rows[place - num_decodes], before) for place in others])
         known |= {place: result for place, result in zip(others, answered, strict=True) if result is not _DRAWN}
         drawn = [place for place, result in zip(others, answered, strict=True) if result is _DRAWN]
         outputs = torch.cat(self._drawn, dim=1) if drawn else None
@@ -112,15 +117,14 @@ class DeviceRunner(ModelRunner):
             return False  # the model runner says what is wrong with it
         return True
 
-    def _launch_step(
-        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Launched | None
-    ) -> dict[int, RowResult]:
+    def _launch_step(self, step: "_Step") -> dict[int, RowResult]:
         """What is known of rows already, by their place in the step. All else is in the outputs of the buffers."""
-        tables = self._steps.tables
+        tables, (decodes, singles, before) = self._steps.tables, (step.decodes, step.singles, step.before)
         try:
             samplings = self._columns(decodes, singles)
-            sampled = None if before is None else before.sampled
-            logits = self._steps.forward(decodes, singles, sampled, is_greedy=samplings.is_greedy)
+            logits = step.logits
+            if logits is None:
+                logits = self._steps.forward(decodes, singles, step.sampled, is_greedy=samplings.is_greedy)
             is_open = [] if samplings.is_greedy else self._steps.draw(logits, samplings)
             asked = self._answer_some(decodes, singles, sorted({*samplings.special, *is_open}), logits, before)
             self._note(asked)
@@ -171,10 +175,28 @@ class DeviceRunner(ModelRunner):
         results = isolate(chosen, lambda one: check_row(one[1], self.shape), answer_all)
         return dict(zip(places, results, strict=True))
 
-    def _launch_others(self, rows: Sequence[ForwardRow]) -> Sequence[RowResult]:
-        """Rows that are not in a decode step: their results, or _DRAWN for those that are in `_drawn`, in order."""
-        self._drawn = []
-        return isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+    def _launch_others(self, rows: Sequence[ForwardRow], step: "_Step | None") -> Sequence[RowResult]:
+        """Rows that are not in a decode step: their results, or _DRAWN for those that are in `_drawn`, in order. They
+        take the step along in their pass, if there is one for them."""
+        self._drawn, self._step = [], step
+        try:
+            return isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+        except BaseException:
+            self._steps.tables.forget()
+            raise
+        finally:
+            self._step = None
+
+    def _forward_beside(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
+        """The pass of the model runner, with the decode step in it, if one waits."""
+        step, self._step = self._step, None
+        if step is None:
+            return self._decoder.forward(hidden, positions, rows)
+        is_greedy = self._columns(step.decodes, step.singles).is_greedy
+        step.logits, hidden = self._steps.forward_beside(
+            step.decodes, step.singles, step.sampled, Beside(hidden, positions, rows), is_greedy=is_greedy
+        )
+        return hidden
 
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, ends = self._forward_rows(rows)
@@ -207,6 +229,20 @@ class DeviceRunner(ModelRunner):
 
     def _numbers(self, numbers: Sequence[int]) -> Tensor:
         return self._steps.to_device(np.array(numbers, np.int64))
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A decode step of a batch."""
+
+    decodes: DecodeRows
+    singles: Sequence[ForwardRow]
+    before: Launched | None
+    logits: Tensor | None = None  # [rows, vocab_size], once the model has run
+
+    @property
+    def sampled(self) -> Tensor | None:
+        return None if self.before is None else self.before.sampled
 
 
 def _fed(row: ForwardRow, before: Launched | None) -> ForwardRow:

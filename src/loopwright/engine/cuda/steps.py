@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import DecodeRows, ForwardRow
+from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws
@@ -33,6 +34,14 @@ def bucket_sizes(max_rows: int) -> list[int]:
     while sizes and sizes[-1] + 64 < max_rows and sizes[-1] >= _SIZES[-1]:
         sizes.append(sizes[-1] + 64)
     return [*sizes, max_rows]
+
+
+class Beside(NamedTuple):
+    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], and whose."""
+
+    hidden: Tensor
+    positions: Tensor
+    rows: Sequence[AttentionRow]
 
 
 class DecodeSteps:
@@ -75,8 +84,7 @@ class DecodeSteps:
         With `is_greedy` the likeliest tokens are in the outputs of the buffers. Else the outputs are to be written
         next, and made the inputs of the step after. `tables.sampled` is to be told either way."""
         num_rows = len(decodes) + len(singles)
-        size = self._sizes[bisect_left(self._sizes, num_rows)]
-        self._send(self.tables.place(decodes, singles, size), size, before)
+        size = self._enter(decodes, singles, before)
         captured = (self._greedy if is_greedy else self._graphs).get(size)
         if captured is not None:
             logits = captured.replay()
@@ -84,6 +92,21 @@ class DecodeSteps:
             logits = self._decode_greedily(size) if is_greedy else self._decoder.decode(self.buffers, size)
         self.tables.ran()
         return logits[:num_rows]
+
+    def forward_beside(
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, beside: Beside, *,
+        is_greedy: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' tokens."""
+        num_rows = len(decodes) + len(singles)
+        size = self._enter(decodes, singles, before)
+        logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
+        if is_greedy:
+            self._operations.end_greedy(self.buffers, num_rows, logits)
+        elif (captured := self._graphs.get(size)) is not None:  # the graph of draws reads them there
+            logits = captured.result[:num_rows].copy_(logits)
+        self.tables.ran()
+        return logits, hidden
 
     def draw(self, logits: Tensor, samplings: RowSamplings) -> list[int]:
         """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs. Which
@@ -99,6 +122,12 @@ class DecodeSteps:
         buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
         self._operations.advance(buffers, num_rows)
         return drawn.open_rows()
+
+    def _enter(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> int:
+        """Has the rows in the buffers; the size of batch that has room for them."""
+        size = self._sizes[bisect_left(self._sizes, len(decodes) + len(singles))]
+        self._send(self.tables.place(decodes, singles, size), size, before)
+        return size
 
     def _decode_greedily(self, size: int) -> Tensor:
         logits = self._decoder.decode(self.buffers, size)
