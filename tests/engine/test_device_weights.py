@@ -151,6 +151,26 @@ def test_a_choice_names_the_dtype_and_what_it_was_judged(gpu: pytest.MonkeyPatch
         choose_device("cuda", BYTE_CONFIG, "int4")
 
 
+def test_a_gpu_is_deterministic_with_kernels_and_bfloat16_or_says_which_setting_is_in_the_way(
+    gpu: pytest.MonkeyPatch,
+) -> None:
+    for dtype in ("auto", "int4"):
+        choice = choose_device("cuda", BYTE_CONFIG, dtype, is_deterministic=True)
+        assert choice is not None
+        assert (choice.attention, choice.is_deterministic) == ("triton", True)
+        assert choice.reason.endswith("attention by Triton; deterministic")
+    plain = choose_device("cuda", BYTE_CONFIG)
+    assert plain is not None
+    assert not plain.is_deterministic
+    for asked, reason in (
+        (("float32", "auto"), r"bfloat16 and fewer bits; engine\.dtype is 'float32'"),
+        (("auto", "flashinfer"), r"attention is Triton's then; engine\.attention is 'flashinfer'"),
+    ):
+        with pytest.raises(Unavailable, match=rf"engine\.deterministic: on a GPU .*{reason}"):
+            choose_device("cuda", BYTE_CONFIG, *asked, is_deterministic=True)
+        assert choose_device("auto", BYTE_CONFIG, *asked, is_deterministic=True) is None
+
+
 @pytest.mark.parametrize("dtype", ["fp8", "int4"])
 def test_the_cpu_refuses_what_only_a_gpu_has(dtype: WeightDtype) -> None:
     with pytest.raises(Unavailable, match=f"engine.dtype: '{dtype}' is for a GPU"):
