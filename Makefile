@@ -24,7 +24,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality kernels gpu agents drafts soak load examples docs reference bench size changelog clean
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality kernels gpu agents drafts soak load examples docs reference bench size changelog clean pauses
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -84,6 +84,9 @@ soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks,
 
 load: $(DEV)     ## 200 streams for MINUTES over a scripted engine, clients that go included: nothing leaks; what the server adds
 	@$(BIN)/python tests/system/load.py --minutes $(MINUTES) $(ARGS)
+
+pauses: $(DEV)   ## how long a large request holds the event loop, by kind of body; ARGS="--bytes 500000 --max-context 131072"
+	@$(BIN)/python tests/system/pauses.py $(ARGS)
 
 clients: $(DEV) $(CLIENTS)/.installed ## the clients of docs/clients.md, in environments of their own, against the real server; npm too
 	cd tests/clients && $(abspath $(CLIENTS))/all/bin/pytest --ignore test_instructor.py $(ARGS)

@@ -11,7 +11,7 @@ from loopwright import Context, emit
 async def main(topic: str = "the sea", branches: int = 8, max_tokens: int = 24, seed: int = 1) -> list[str]:
     trunk = Context()
     trunk.user(f"Write the first line of a poem about {topic}.")
-    forks = [await trunk.fork() for _ in range(branches)]
+    forks = [await trunk.fork(opens_turn=True) for _ in range(branches)]
     turns = await asyncio.gather(
         *(
             fork.generate(max_tokens=max_tokens, temperature=1.0, top_p=0.95, seed=seed + number, stop="\n")

@@ -18,7 +18,7 @@ async def main(
 ) -> str:
     ctx = Context(seed=seed)
     ctx.user(f"{question} Think first.")
-    forks = [await ctx.fork() for _ in range(paths)]
+    forks = [await ctx.fork(opens_turn=True) for _ in range(paths)]
     votes = Counter(await asyncio.gather(*(think(fork, answers, max_tokens) for fork in forks)))
     emit({"votes": dict(sorted(votes.items()))})
     return max(answers, key=lambda answer: votes[answer])  # of equal ones the first

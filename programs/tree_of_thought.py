@@ -28,7 +28,7 @@ async def grow(ctx: Context, level: int, branches: int, max_tokens: int) -> list
     if level == len(LEVELS):
         return [[]]
     ctx.user(LEVELS[level])
-    forks = [await ctx.fork() for _ in range(branches)]
+    forks = [await ctx.fork(opens_turn=True) for _ in range(branches)]
     ctx.close()
 
     async def branch(fork: Context) -> list[list[str]]:

@@ -236,6 +236,7 @@ def make_info(executor: Executor, tokenizer: Tokenizer, name: str, has_template:
         page_size=shape.block_size,
         num_pages=shape.num_blocks,
         eos_ids=tokenizer.eos_ids,
+        max_token_bytes=max(map(len, tokenizer.token_bytes)),
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         has_chat_template=has_template,
         quantization="F32",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels_here import needs_kernels
 from loopwright.cli import main
@@ -34,6 +35,18 @@ def test_a_lesser_processor_is_emulated_and_told(
     assert found["engine"]["found"].startswith(
         "torch, float32: the processor, which LOOPWRIGHT_PROCESSOR says is none,"
     )
+
+
+def test_where_ranks_would_be_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "tensor parallel" not in findings(capsys)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = findings(capsys, "--set", "engine.tensor_parallel=3")["tensor parallel"]["found"]
+    assert found == "3 processes on the CPU, in float32, through gloo; the models that can be split so"
+    for name, value in {"is_available": True, "device_count": 2, "get_device_name": "a GPU"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    found = findings(capsys, "--set", "engine.tensor_parallel=3")["tensor parallel"]
+    assert found["found"] == "engine.tensor_parallel: 3 ranks need as many GPUs, and torch sees 2"
+    assert found["advice"] == "engine.device = 'cpu' needs none"
 
 
 def test_a_processor_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ runner, steps that go on with what the device sampled, and what is refused."""
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,35 +93,39 @@ def both(model: LoadedModel) -> tuple[Rig, Rig]:
     return device_rig(model), Rig(model)
 
 
+def step_of_everything(rig: Rig) -> tuple[list[RowResult], list[int]]:
+    """Prompts, single tokens, drafts, slots, outputs, distributions, bits, copies and shifts: the answers, and the
+    positions of some places in the cache."""
+    tables = [rig.blocks(64) for _ in range(6)]
+    rig.rows(*(rig.row(some_tokens(30, place), block_ids=table) for place, table in enumerate(tables)))
+    batch = Batch(
+        copies=[BlockCopy(tables[0][1], tables[5][1], 0, 0, 10)],
+        shifts=[KvShift(tables[4], 3, 20, 90)],
+        embeds=[EmbedRow([4, 5], [30, 31], [7, 8])],
+        rows=[
+            rig.row([1, 2, 3], kv_len=30, block_ids=tables[0]),
+            ForwardRow(tables[1], 30, [30], [9], sampling=Sampling(top_logprobs=4), sample_position=31),
+            ForwardRow(tables[2], 30, (), input_slots=[7, 8], output_slots=[9], distributions=rig.everything(2)),
+            ForwardRow(tables[3], 30, [30, 31, 32], [9, 1, 2], sampling=Sampling(temperature=1.0), num_drafts=2,
+                       are_drafts_forced=True, sample_position=33),
+            ForwardRow(tables[4], 30, [130], [9], distributions=[DistributionRequest(entropy=True, k=7)]),
+            ForwardRow(tables[5], 30, [30], [9], sampling=Sampling(temperature=1.0),
+                       allowed_bits=bytes([0b10110]) + bytes(32), sample_position=31),
+        ],
+        heads=[HeadRow(9, [DistributionRequest(k=5)], Sampling(temperature=1.0, seed=2), 40)],
+    )  # fmt: skip
+    result = rig.step(batch)
+    positions = rig.runner._cache.positions
+    places = [positions[16 * block + 5].item() for table in tables for block in table[:2]]
+    return [*result.rows, *result.heads, *result.shifts], places
+
+
 def test_a_step_of_everything_equals_the_model_runners(model: LoadedModel) -> None:
-    """Prompts, single tokens, drafts, slots, outputs, distributions, bits, copies and shifts."""
-    answers, places = [], []
-    for rig in both(model):
-        tables = [rig.blocks(64) for _ in range(6)]
-        rig.rows(*(rig.row(some_tokens(30, place), block_ids=table) for place, table in enumerate(tables)))
-        batch = Batch(
-            copies=[BlockCopy(tables[0][1], tables[5][1], 0, 0, 10)],
-            shifts=[KvShift(tables[4], 3, 20, 90)],
-            embeds=[EmbedRow([4, 5], [30, 31], [7, 8])],
-            rows=[
-                rig.row([1, 2, 3], kv_len=30, block_ids=tables[0]),
-                ForwardRow(tables[1], 30, [30], [9], sampling=Sampling(top_logprobs=4), sample_position=31),
-                ForwardRow(tables[2], 30, (), input_slots=[7, 8], output_slots=[9], distributions=rig.everything(2)),
-                ForwardRow(tables[3], 30, [30, 31, 32], [9, 1, 2], sampling=Sampling(temperature=1.0), num_drafts=2,
-                           are_drafts_forced=True, sample_position=33),
-                ForwardRow(tables[4], 30, [130], [9], distributions=[DistributionRequest(entropy=True, k=7)]),
-                ForwardRow(tables[5], 30, [30], [9], sampling=Sampling(temperature=1.0),
-                           allowed_bits=bytes([0b10110]) + bytes(32), sample_position=31),
-            ],
-            heads=[HeadRow(9, [DistributionRequest(k=5)], Sampling(temperature=1.0, seed=2), 40)],
-        )  # fmt: skip
-        result = rig.step(batch)
-        answers.append([*result.rows, *result.heads, *result.shifts])
-        places.append([rig.runner._cache.positions[16 * block + 5].item() for table in tables for block in table[:2]])
-    for mine, theirs in zip(*answers, strict=True):
-        same_answer(mine, theirs)
-    assert places[0] == places[1]
-    assert places[0][8] == 95  # the shift's
+    (mine, places), (theirs, expected) = (step_of_everything(rig) for rig in both(model))
+    for one, other in zip(mine, theirs, strict=True):
+        same_answer(one, other)
+    assert places == expected
+    assert places[8] == 95  # the shift's
 
 
 def same_answer(mine: RowResult, theirs: RowResult) -> None:
@@ -397,6 +402,23 @@ def test_the_executor_serves_steps_ahead_and_ends_futures_in_order(model: Loaded
         executor.submit(Batch())
 
 
+def test_what_a_closed_executor_had_on_the_device_is_given_back(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def note(runner: DeviceRunner, report: object) -> None:
+        made.extend(weakref.ref(one) for one in (*runner._cache.layers, runner._steps.buffers.table))
+
+    monkeypatch.setattr(DeviceRunner, "capture", note)
+    executor = device_executor(model)
+    executor.submit(Batch(rows=[ForwardRow([3], 0, [0], [5], sampling=Sampling(), sample_position=1)])).result()
+    assert all(one() is not None for one in made)
+    executor.close()
+    assert len(made) > 2
+    assert all(one() is None for one in made)
+
+
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto", BYTE_CONFIG) is None
@@ -483,7 +505,7 @@ def test_a_dummy_for_a_gpu_that_is_not_there_is_refused_before_its_weights_are_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("loopwright.engine.executor.dummy_model", lambda config: pytest.fail("weights were drawn"))
+    monkeypatch.setattr("loopwright.engine.parts.dummy_model", lambda *_, **__: pytest.fail("weights were drawn"))
     with pytest.raises(Unavailable, match=r"engine\.device"):
         create_executor(tmp_path, num_blocks=8, num_slots=1, shape="llama-8b", device="cuda")
 

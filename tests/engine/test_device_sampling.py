@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from engine_rig import pairs
 
-from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun
-from loopwright.engine.cuda.answers import answer_together
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, draw_rows
+from loopwright.engine.cuda.answers import Answers, Fed
+from loopwright.engine.cuda.processing import draw_open
+from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
-from loopwright.engine.sampler import Question, answer, choose
+from loopwright.engine.sampler import Question, answer
+from loopwright.sdk import tensor
+from questions_rig import assert_same, questions, some_logits
 from sampler_rig import SAMPLERS, STATES, initial, traced
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loopwright.core.batch import RowResult
+
 CPU = torch.device("cpu")
-
-
-def some_logits(num_rows: int, vocab_size: int = 3000, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
-    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
-    logits[:, 11] = logits[:, 7]  # ties
-    logits[:, 2] = logits[:, -20] = logits.amax(-1)
-    return logits
 
 
 FILTERS = [
@@ -49,22 +50,11 @@ def test_rows_drawn_together_are_drawn_as_each_by_itself(vocab_size: int, temper
         for place, fields in enumerate(itertools.chain(*[FILTERS] * 3))
     ]  # fmt: skip
     positions = np.arange(len(samplings)) * 7
-    drawn = draw_rows(logits, RowSamplings.of(samplings, CPU), positions)
-    still_open = set(drawn.open_rows())
+    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
     expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
     for row, result in enumerate(expected):
-        if row not in still_open:
-            assert int(drawn.ids[row]) == result.token_id
-            assert float(drawn.logprobs[row]) == pytest.approx(result.logprob, abs=1e-4)
-    assert len(still_open) < 6
-
-
-def test_a_nucleus_that_is_too_large_is_left_open() -> None:
-    logits = some_logits(2, 5 * MAX_CANDIDATES, spread=0.01)
-    wide, narrow = Sampling(temperature=1.0, top_p=0.99), Sampling(temperature=1.0, top_p=0.01)
-    drawn = draw_rows(logits, RowSamplings.of([wide, narrow], CPU), np.array([1, 1]))
-    assert drawn.open_rows() == [0]
-    assert int(drawn.ids[1]) == choose(logits[1], narrow, 1)
+        assert int(ids[row]) == result.token_id
+        assert float(logprobs[row]) == pytest.approx(result.logprob, abs=1e-4)
 
 
 def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
@@ -78,65 +68,84 @@ def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
     assert drawn.tolist() == [draw(row, float(number)) for row, number in zip(weights, found, strict=True)]
 
 
-def questions() -> list[Question]:
-    seen = (3, 7, 11, 4)
-    written = (5, 5, 7, 20, 3)
-    bits = np.packbits(np.arange(3000) % 3 == 0, bitorder="little").tobytes()
-    hot = {"temperature": 1.0, "seed": 4}
-    samplings = [
-        Sampling(repetition_penalty=1.4, seen=seen, generated=written),
-        Sampling(presence_penalty=1.5, frequency_penalty=-0.7, generated=written, **hot),
-        Sampling(repetition_penalty=0.5, presence_penalty=-2.0, logit_bias={7: 3.0, 2: -9.0}, seen=seen, **hot),
-        Sampling(logit_bias={1999: 40.0}),
-        Sampling(allowed=(900, 5, 2, 2999, 5000), **hot),
-        Sampling(allowed=(900, 5), top_k=20, **hot),
-        Sampling(allowed=(5,)),
-        Sampling(top_logprobs=5, **hot),
-        Sampling(top_logprobs=5, logprobs="processed", **hot),
-        Sampling(typical_p=0.5, **hot),
-        Sampling(top_k=2000, **hot),
-        Sampling(top_p=0.9999, temperature=5.0),
-        Sampling(logprobs="processed", top_p=0.3, **hot),
-    ]
-    requests = (DistributionRequest(k=9, entropy=True), DistributionRequest(k=3000), DistributionRequest(k=20))
-    made = [Question((), one, 40 + place, (5, 9)) for place, one in enumerate(samplings)]
-    made += [
-        Question((), Sampling(**hot), 3, (), bits),
-        Question((), Sampling(repetition_penalty=1.7, generated=(0, 3, 6), **hot), 3, (9,), bits),
-        Question(requests[:1]),
-        Question(requests, Sampling(), 2),
-        Question((requests[2], requests[0], requests[2]), Sampling(allowed=(1, 2), **hot), 2),
-        Question((DistributionRequest(k=4, must_include=(17,)),)),
-        Question((DistributionRequest(k=4, allowed=(17, 2)),)),
-        Question((DistributionRequest(k=4, logits=True),)),
-    ]
-    made += [
-        Question(
-            (requests[2],), Sampling(**hot, presence_penalty=0.5), 5, (2, 900), bits if place % 2 else None,
-            SamplerRun(traced(sampler, STATES.get(name, {})), initial(STATES.get(name, {}))),
-        )
-        for place, (name, sampler) in enumerate(SAMPLERS.items())
-    ]  # fmt: skip
-    return made
+def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
+    return Answers(logits, asked, SamplingColumns(CPU), draw_open, fed).results()
 
 
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
     asked = questions()
     logits = some_logits(len(asked), seed=2)
     logits[1, 40] = torch.nan
-    for mine, theirs in zip(answer_together(logits, asked), answer(logits, asked), strict=True):
-        assert mine.error == theirs.error
-        assert [one.token_id for one in mine.sampled] == [one.token_id for one in theirs.sampled]
-        for one, other in zip(mine.sampled, theirs.sampled, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
-            assert [token for token, _ in one.top_logprobs] == [token for token, _ in other.top_logprobs]
-            assert [at for _, at in one.top_logprobs] == pytest.approx([at for _, at in other.top_logprobs], abs=1e-5)
-        for one, other in zip(mine.distributions, theirs.distributions, strict=True):
-            assert [token for token, _ in pairs(one)] == [token for token, _ in pairs(other)]
-            assert [at for _, at in pairs(one)] == pytest.approx([at for _, at in pairs(other)], abs=1e-5)
-            assert (one.truncated, one.allowed_mass, one.logits) == (other.truncated, other.allowed_mass, other.logits)
-            assert one.covered == pytest.approx(other.covered, abs=1e-6)
-            assert one.entropy == pytest.approx(other.entropy, abs=1e-6)
-        assert (mine.sampler_state is None) == (theirs.sampler_state is None)
-        if mine.sampler_state is not None and theirs.sampler_state is not None:
-            assert mine.sampler_state.values() == theirs.sampler_state.values()
+    assert_same(together(logits, asked), answer(logits, asked))
+    few = [place for place in range(len(asked)) if place % 3]
+    assert_same(together(logits[few], [asked[place] for place in few]), answer(logits[few], [asked[p] for p in few]))
+
+
+def test_a_token_that_the_host_has_not_read_counts_for_penalties_and_a_source_that_failed_fails_its_row() -> None:
+    hot = {"temperature": 1.0, "seed": 4}
+    samplings = [
+        Sampling(presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=3.0, generated=(7, 11), **hot),
+        Sampling(frequency_penalty=-2.0, seen=(3,), **hot),
+        Sampling(repetition_penalty=9.0),
+        Sampling(**hot),
+    ]
+    logits = some_logits(4, 300)
+    fed, failed = [int(logits[0].argmax()), 3, -1, 5], torch.tensor([False, False, False, True])
+    known = [Question((), one, 9, (5, 2)) for one in samplings]
+    found = together(logits, known, Fed(torch.tensor(fed), failed))
+    whole = [
+        Question((), one, 9, (5, 2) if token < 0 else (5, 2, token)) for one, token in zip(samplings, fed, strict=True)
+    ]
+    assert_same(found[:3], answer(logits, whole)[:3])
+    assert found[3].error is not None
+
+
+@pytest.mark.parametrize(
+    ("why", "function", "fields"),
+    [
+        ("is not a token id", lambda scores: tensor.argmax(scores) + 0.5, {}),
+        ("is not a token id", lambda scores: tensor.total(scores * 0) - 1, {}),
+        ("is not one of the 2 allowed here", lambda scores: tensor.argmax(scores * 0) + 5, {"allowed": (1, 2)}),
+        ("the highest score of what is allowed is", lambda scores: scores + float("-inf"), {}),
+        ("weights must be finite", lambda scores: tensor.draw(scores * 0), {}),
+        ("the result is not a number", lambda scores: tensor.log(scores * 0 - 1), {}),
+    ],
+)
+def test_what_a_sampler_may_not_give_fails_its_row_alone_in_the_same_words(
+    why: str, function: Callable[..., object], fields: dict[str, object]
+) -> None:
+    bad = Question((), Sampling(**fields), 3, sampler=SamplerRun(traced(function), {}))
+    good = Question((), Sampling(), 3, sampler=SamplerRun(traced(SAMPLERS["greedy"]), {}))
+    logits = some_logits(3, 260)
+    found, wanted = together(logits, [good, bad, good]), answer(logits, [good, bad, good])
+    assert_same(found, wanted)
+    assert found[1].error is not None
+    assert why in found[1].error.message
+
+
+def test_a_vector_that_a_sampler_carries_is_not_kept_by_a_row_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.engine.cuda.traced_rows._MAX_SHARED_BYTES", 100)
+    run = SamplerRun(traced(SAMPLERS["presence"], STATES["presence"]), initial(STATES["presence"]))
+    asked = [Question((), Sampling(), 3, sampler=run)] * 3
+    logits = some_logits(3, 260)
+    answers = Answers(logits, asked, SamplingColumns(CPU), draw_open)
+    assert_same(answers.results(), answer(logits, asked))
+    for state in answers.states.values():
+        assert len(state.columns["counts"]) == 1
+        assert state.columns["counts"].untyped_storage().nbytes() == 8 * 260
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_nucleus_that_is_larger_than_what_was_sorted_is_drawn_from_all(temperature: float) -> None:
+    wide = [{"top_p": 0.99}, {"top_p": 0.97, "min_p": 0.01}, {"top_k": 1000, "top_p": 0.999}, {"top_p": 0.01}, {}]
+    samplings = [
+        Sampling(temperature=temperature, seed=place, logprobs="processed", **one) for place, one in enumerate(wide)
+    ]
+    samplings.append(Sampling())
+    logits = some_logits(6, 5 * MAX_CANDIDATES, spread=0.3)
+    logits[2] = logits[2].round()  # more tie with the thousandth than were sorted
+    positions = np.arange(6) + 4
+    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
+    expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
+    assert ids.tolist() == [one.token_id for one in expected]
+    assert logprobs.tolist() == pytest.approx([one.logprob for one in expected], abs=1e-4)

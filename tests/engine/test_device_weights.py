@@ -21,6 +21,8 @@ from loopwright.engine.cuda.memory import MemoryPlan
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.native.choice import choose
 from loopwright.engine.oracle import Oracle
+from loopwright.engine.parts import choose_part
+from loopwright.engine.ranks.messages import RankSettings
 
 KINDS: tuple[MatrixKind, ...] = ("fp8", "int8", "int4")
 MAX_ERRORS = {"fp8": 0.03, "int8": 0.009, "int4": 0.09}  # root mean square over that of normal numbers
@@ -169,6 +171,15 @@ def test_a_gpu_is_deterministic_with_kernels_and_bfloat16_or_says_which_setting_
         with pytest.raises(Unavailable, match=rf"engine\.deterministic: on a GPU .*{reason}"):
             choose_device("cuda", BYTE_CONFIG, *asked, is_deterministic=True)
         assert choose_device("auto", BYTE_CONFIG, *asked, is_deterministic=True) is None
+
+
+def test_several_gpus_are_not_deterministic(gpu: pytest.MonkeyPatch) -> None:
+    settings = RankSettings(
+        rank=0, num_ranks=2, path="", layers=(), shape="tiny", meeting="", timeout_s=1.0, device="cuda", dtype="auto",
+        attention="auto", num_threads=1, num_blocks=0, num_slots=1, max_rows=8, max_tokens=64,
+    )  # fmt: skip
+    with pytest.raises(Unavailable, match=r"engine\.deterministic: what 2 GPUs add up"):
+        choose_part(settings, BYTE_CONFIG, is_deterministic=True)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int4"])

@@ -11,7 +11,8 @@ from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
 from loopwright.core.calls import Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
-from loopwright.engine.cuda.parts import DeviceParts
+from loopwright.engine.cuda.operations import Operations
+from loopwright.engine.cuda.parts import DeviceParts, _triton_operations
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
 from loopwright.engine.loaded_model import LoadedModel
@@ -55,6 +56,10 @@ def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 
         return runner
 
     return Rig(model, num_blocks=1024, make_runner=make)
+
+
+def operations() -> Operations:
+    return _triton_operations()
 
 
 def model_of(name: str) -> LoadedModel:
@@ -215,16 +220,15 @@ def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
         Sampling(temperature=0.7, top_p=0.9, seed=7),
         Sampling(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seed=8),
         Sampling(temperature=1.3, min_p=0.02, seed=9),
+        Sampling(temperature=1.0, top_p=0.999, seed=10),
+        Sampling(temperature=3.0, top_p=0.97, min_p=0.001, seed=11),
         Sampling(),
     ],
 )
 def test_equal_logits_draw_equal_tokens_on_the_gpu_and_on_the_cpu(sampling: Sampling) -> None:
     logits = torch.randn(64, 128256, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1)) * 4
     logits[:, 5] = logits[:, 7]
-    drawn = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100)
-    still_open = set(drawn.open_rows())
-    assert len(still_open) < 64
+    draw_open = operations().draw_open
+    ids, _ = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100, draw_open)
     on_host = logits.cpu()
-    for row, token in enumerate(drawn.ids.tolist()):
-        if row not in still_open:
-            assert token == choose(on_host[row], sampling, 100 + row)
+    assert ids.tolist() == [choose(row, sampling, 100 + number) for number, row in enumerate(on_host)]

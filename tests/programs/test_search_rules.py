@@ -36,7 +36,7 @@ class FakeContext:
     def user(self, text: str) -> None:
         self.messages.append(text)
 
-    async def fork(self) -> "FakeContext":
+    async def fork(self, *, opens_turn: bool = False) -> "FakeContext":
         fork = FakeContext(self.seed, self.turns, self.choices, len(self.forks), messages=[*self.messages])
         self.forks.append(fork)
         return fork

@@ -73,6 +73,46 @@ except TimeoutError:
     assert guest.open == {}
 
 
+def test_what_gives_back_goes_before_the_next_call_or_turn_and_not_at_all_when_main_is_over(anywhere: Bench) -> None:
+    guest = FakeGuest()
+    source = program(
+        """
+def defer(value):
+    current_port().defer({"op": "echo", "value": value})
+defer(1)
+defer(2)
+await issue(op="echo", value=3)
+defer(4)
+await asyncio.sleep(0)
+await asyncio.sleep(0)
+await issue(op="echo", value=5)
+defer(6)
+"""
+    )
+    anywhere.run(source, guest)
+    assert [op["value"] for op in guest.ops] == [1, 2, 3, 4, 5]
+    assert [op.get("answer", True) for op in guest.ops] == [False, False, True, False, True]
+
+
+def test_what_gives_back_does_not_wait_for_a_call(anywhere: Bench) -> None:
+    guest = FakeGuest()
+    source = program(
+        """
+current_port().defer({"op": "echo", "value": 1})
+try:
+    async with asyncio.timeout(0.01):
+        await asyncio.Event().wait()
+except TimeoutError:
+    current_port().post({"op": "echo", "value": 2})
+    current_port().defer({"op": "echo", "value": 3})
+    raise ValueError from None
+"""
+    )
+    with pytest.raises(ProgramError):
+        anywhere.run(source, guest)
+    assert [op["value"] for op in guest.ops] == [1, 2]
+
+
 def test_a_stream_gives_its_parts_and_then_its_end(anywhere: Bench) -> None:
     source = program(
         """

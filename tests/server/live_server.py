@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from anthropic import AsyncAnthropic
@@ -26,10 +27,12 @@ class Live:
 
 
 @asynccontextmanager
-async def live_server(runs: FakeRuns | Runs) -> AsyncIterator[Live]:
+async def live_server(runs: FakeRuns | Runs, **options: Any) -> AsyncIterator[Live]:
     loop = asyncio.get_running_loop()
     port: asyncio.Future[int] = loop.create_future()
-    serving = asyncio.create_task(serve(create_app(runs, clock=FakeClock(1234.5)), "127.0.0.1", 0, port.set_result))
+    serving = asyncio.create_task(
+        serve(create_app(runs, clock=FakeClock(1234.5), **options), "127.0.0.1", 0, port.set_result)
+    )
     await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from live_server import live_server
 
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError, error_types
-from loopwright.server.body import MAX_BODY_BYTES, MAX_NESTING, parse_body, parse_object
+from loopwright.server.body import MAX_BODY_BYTES, MAX_NESTING, check_shape, parse_body, parse_object
 from loopwright.server.chat_request import ChatBody, chat_spec, read_chat
 from loopwright.server.errors import status_of
 
@@ -250,10 +250,12 @@ async def test_a_body_that_is_nested_too_deeply_is_refused_wherever_it_is(depth:
     assert fake.started == []
 
 
-def test_a_body_may_be_nested_up_to_the_limit() -> None:
+@pytest.mark.anyio
+async def test_a_body_may_be_nested_up_to_the_limit() -> None:
     for depth in (MAX_NESTING, MAX_NESTING + 1):
         payload = json.dumps({"model": "tiny", "messages": HI, "guided_json": "HERE"}).replace('"HERE"', nested(depth))
         with contextlib.nullcontext() if depth == MAX_NESTING else pytest.raises(BadRequest, match="guided_json"):
+            await check_shape(payload.encode())
             chat_spec(read_chat(parse_body(payload.encode(), ChatBody)), MODEL)
         with contextlib.nullcontext() if depth == MAX_NESTING else pytest.raises(BadRequest, match="place"):
             assert parse_object(nested(depth), "place")["a"]

@@ -67,6 +67,50 @@ return len({tuple(one) for one in best})
     in_loop(scenario)
 
 
+def test_a_context_that_takes_over_a_queue_knows_nothing_of_what_failed_there() -> None:
+    body = """
+ctx = Context()
+ctx.append("ab")
+await ctx.flush()
+ctx._queue.post("free_pages", pages=[12345])
+name = ctx._queue.name
+ctx.close()
+other = Context()
+other.append("ab")
+turn = await other.generate(max_tokens=2, ignore_eos=True)
+return [other._queue.name == name, len(turn.tokens)]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(runtime=NATIVE_ONLY) as system:
+            assert await result_of(system, body) == [True, 2]
+
+    in_loop(scenario)
+
+
+def test_a_fork_may_begin_the_answer_once_for_all_branches() -> None:
+    body = """
+apart = Context()
+apart.user("Which one?")
+expected = (await apart.generate(max_tokens=4, seed=1, temperature=1.0, ignore_eos=True)).tokens
+ctx = Context()
+ctx.user("Which one?")
+forks = [await ctx.fork(opens_turn=True) for _ in range(2)]
+turns = [await fork.generate(max_tokens=4, seed=1, temperature=1.0, ignore_eos=True) for fork in forks]
+plain = await (await ctx.fork()).generate(max_tokens=4, seed=1, temperature=1.0, ignore_eos=True)
+return [expected, *[turn.tokens for turn in turns], plain.tokens]
+"""
+
+    async def scenario() -> None:
+        async with byte_system(runtime=NATIVE_ONLY) as system:
+            expected, *found = await result_of(system, body)
+            assert found == [expected] * 3
+            prompts = [row for batch in batches_of(system) for row in batch.all_rows if row.num_tokens > 1]
+            assert len(prompts) == 2, "one of each context, and none of a branch"
+
+    in_loop(scenario)
+
+
 def test_a_bad_candidate_is_an_error_and_the_context_goes_on() -> None:
     body = """
 ctx = Context()

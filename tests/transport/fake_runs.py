@@ -28,6 +28,7 @@ MODEL = ModelInfo(
     has_chat_template=True,
     quantization="none",
     weights_sha256="0" * 64,
+    max_token_bytes=64,
 )
 
 

@@ -8,13 +8,12 @@ from functools import partial
 
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
+from loopwright.compose.api import check_api_workers, serve_http
 from loopwright.compose.config import Config
 from loopwright.compose.logs import open_log
 from loopwright.compose.system import Prepared, open_system, prepare
 from loopwright.compose.tenants import tenants_of
-from loopwright.server.app import create_app
-from loopwright.server.http import listen, serve
-from loopwright.server.identity import TenantOf
+from loopwright.server.http import listen
 from loopwright.server.live_run import all_finished
 
 
@@ -24,13 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load_with_flags(arguments).config
-    tenant_of = tenants_of(config.server.keys)
+    check_api_workers(config)
+    tenants_of(config.server.keys)  # a wrong key is better said before the model is loaded
     open_log(config.log)
     listen(config.server.host, config.server.port).close()  # a busy port is better said before the model is loaded
     with progress_bars() as report:
         prepared = prepare(config, report)
     try:
-        stopped_by = asyncio.run(_serve(config, prepared, tenant_of))
+        stopped_by = asyncio.run(_serve(config, prepared))
     except asyncio.CancelledError:
         stopped_by = signal.SIGTERM
     if stopped_by == signal.SIGINT:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> signal.Signals | None:
+async def _serve(config: Config, prepared: Prepared) -> signal.Signals | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # while things start; the HTTP server has its own
@@ -49,14 +49,4 @@ async def _serve(config: Config, prepared: Prepared, tenant_of: TenantOf) -> sig
             url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
             sys.stderr.write(f"loopwright: {name} at {url} (interrupt to stop)\n")
 
-        server = config.server
-        app = create_app(system.runs, host=server.host, tenant_of=tenant_of, kept=server.responses)
-        return await serve(
-            app,
-            server.host,
-            server.port,
-            ready,
-            stall_s=server.stall_s,
-            grace_s=server.grace_s,
-            others_done=partial(all_finished, system.runs),
-        )
+        return await serve_http(config, system, ready, partial(all_finished, system.runs))

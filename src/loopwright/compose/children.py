@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,14 +46,31 @@ def is_model_worker(name: str) -> bool:
     return name.partition("-")[0] == "model"
 
 
+def is_api_worker(name: str) -> bool:
+    return name.partition("-")[0] == "api"
+
+
 def model_number(name: str) -> int:
     return int(name.partition("-")[2] or 0)
 
 
+def runtime_workers(config: Config) -> list[str]:
+    """What the runtime workers are called."""
+    return [f"runtime-{number}" for number in range(config.num_runtime_workers)]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """All of a distributed system. Their sockets are in `folder`."""
+
+    router: Router
+    folder: Path
+
+
 @asynccontextmanager
-async def open_workers(config: Config) -> AsyncIterator[Router]:
+async def open_workers(config: Config) -> AsyncIterator[Workers]:
     """A worker for each model and the runtime workers, behind a router. Raises what a worker cannot start for."""
-    names = [f"runtime-{number}" for number in range(config.num_runtime_workers)]
+    names = runtime_workers(config)
     models = [model_worker(number) for number in range(len(config.model_names))]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(socket_folder())
@@ -61,7 +79,7 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
         await stack.enter_async_context(_serving(exchange, socket_address(folder, EXCHANGE)))
         for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
             await child.ready()
-        clients = [await stack.enter_async_context(_connected(folder, name)) for name in names]
+        clients = [await stack.enter_async_context(connected(folder, name)) for name in names]
         router = Router(clients)
         stack.push_async_callback(router.close)
         watches = await stack.enter_async_context(asyncio.TaskGroup())
@@ -71,11 +89,55 @@ async def open_workers(config: Config) -> AsyncIterator[Router]:
             keeping.append(_keep_runtime(child, client, router, folder, config))
         for one in keeping:
             stack.callback(watches.create_task(one).cancel)
-        yield router
+        yield Workers(router, folder)
+
+
+class ApiWorkers:
+    """Processes that speak HTTP, on one port. One that dies loses its connections, and another takes its place."""
+
+    def __init__(self, children: list["_Child"], keeping: list["asyncio.Task[None]"], patience_s: float) -> None:
+        self._children, self._keeping, self._patience_s = children, keeping, patience_s
+
+    def stop(self) -> None:
+        """Has them take no more requests. Twice is allowed."""
+        for one in self._keeping:
+            one.cancel()
+        for child in self._children:
+            child.ask_to_end()
+
+    async def drained(self) -> None:
+        """Stops them, and waits until the requests under way have ended."""
+        self.stop()
+        ending = (child.ended(self._patience_s) for child in self._children)
+        await asyncio.gather(*self._keeping, *ending, return_exceptions=True)
 
 
 @asynccontextmanager
-async def _connected(folder: Path, name: str) -> AsyncIterator[RunsClient]:
+async def open_api_workers(config: Config, folder: Path) -> AsyncIterator[ApiWorkers]:
+    """`server.api_workers` of them, at `server.host` and `server.port`, until the end."""
+    names = [f"api-{number}" for number in range(config.server.api_workers)]
+    patience_s = config.server.grace_s + STOP_S
+    async with _children(names, folder, config, patience_s) as children:
+        for child in children:
+            await child.ready()
+        keeping = [asyncio.create_task(_keep_api(child, folder, config)) for child in children]
+        workers = ApiWorkers(children, keeping, patience_s)
+        try:
+            yield workers
+        finally:
+            await workers.drained()
+
+
+async def _keep_api(child: "_Child", folder: Path, config: Config) -> None:
+    async def admit(_: AsyncExitStack) -> Callable[[], None]:
+        return lambda: None
+
+    await _keep(child, "its connections are closed", lambda: None, admit, folder, config)
+
+
+@asynccontextmanager
+async def connected(folder: Path, name: str) -> AsyncIterator[RunsClient]:
+    """The runtime worker of that name, as the router has it."""
     client = await RunsClient.connect(socket_address(folder, name), name="server")
     try:
         yield client
@@ -87,7 +149,7 @@ async def _keep_runtime(child: "_Child", client: RunsClient, router: Router, fol
     """Has another runtime worker take the place of each that dies, until cancelled."""
 
     async def admit(stack: AsyncExitStack) -> Callable[[], None]:
-        client = await stack.enter_async_context(_connected(folder, child.name))
+        client = await stack.enter_async_context(connected(folder, child.name))
         await router.admit(client)
         return client.peer_died
 
@@ -148,7 +210,9 @@ async def _serving(exchange: Exchange, address: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _children(names: list[str], folder: Path, config: Config) -> AsyncIterator[list["_Child"]]:
+async def _children(
+    names: list[str], folder: Path, config: Config, patience_s: float = STOP_S
+) -> AsyncIterator[list["_Child"]]:
     """One process for each name; all are gone at the end."""
     children: list[_Child] = []
     try:
@@ -158,7 +222,7 @@ async def _children(names: list[str], folder: Path, config: Config) -> AsyncIter
     finally:
         for child in children:
             child.ask_to_end()
-        await asyncio.gather(*(child.ended() for child in children))
+        await asyncio.gather(*(child.ended(patience_s) for child in children))
 
 
 class _Child:
@@ -200,12 +264,12 @@ class _Child:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    async def ended(self) -> None:
-        """Waits until it has ended; kills it when it takes too long."""
+    async def ended(self, patience_s: float) -> None:
+        """Waits until it has ended; kills it when it takes longer than that."""
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(patience_s):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("the %s process did not end within %g s and is killed", self.name, STOP_S)
+            log.warning("the %s process did not end within %g s and is killed", self.name, patience_s)
             self._process.kill()
             await self._process.wait()

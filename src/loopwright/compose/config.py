@@ -67,6 +67,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "flashinfer", "sdpa"],
         Meta(description="how prompts attend on a GPU; auto: flashinfer where it is installed, else sdpa"),
     ] = "auto"
+    tensor_parallel: Annotated[
+        Count,
+        Meta(
+            description="processes that share a model, each with a part of its heads: as many GPUs, or CPU processes",
+            extra={"flag": "--tensor-parallel"},
+        ),
+    ] = 1
     deterministic: Annotated[
         bool, Meta(description="refuse to compute where a row's bits may depend on its neighbours'")
     ] = False
@@ -127,6 +134,22 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "is cut off, in seconds",
         ),
     ] = 30.0
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 10,
+            description="of a request; what is done at once with a text of 4 MiB holds others up for about 10 ms",
+        ),
+    ] = 4 << 20
+    api_workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="processes that speak HTTP in place of the first one, which many streams at once keep busy; "
+            "0: none. With runtime processes only",
+            extra={"flag": "--api-workers"},
+        ),
+    ] = 0
     keys: Annotated[
         dict[str, str],
         Meta(

@@ -38,6 +38,8 @@ def examine(config: Config) -> Iterator[Finding]:
     yield Finding("instruction sets", (", ".join(processor_sets()) or "none that the kernels know") + limit)
     yield Finding("compiler", find_compiler() or "none")
     yield _gpu(config)
+    if config.engine.tensor_parallel > 1:
+        yield _ranks(config)
     yield _kernels(config)
     reason = why_not(new_engine())
     yield Finding("sandbox", "fibers" if reason is None else f"re-entrant calls, which are slower: {reason}")
@@ -60,6 +62,16 @@ def _gpu(config: Config) -> Finding:
     if found is None:
         return Finding("GPU", f"none that torch {version('torch')} sees")
     return Finding("GPU", f"{found}; computes the models that it can run, and the engine of the next line the others")
+
+
+def _ranks(config: Config) -> Finding:
+    from loopwright.engine.parts import describe_ranks  # noqa: PLC0415 (needs torch)
+
+    try:
+        found = describe_ranks(config.engine.tensor_parallel, config.engine.device)
+    except LoopwrightError as error:
+        return Finding("tensor parallel", str(error), error.hint)
+    return Finding("tensor parallel", f"{found}; the models that can be split so")
 
 
 def _kernels(config: Config) -> Finding:

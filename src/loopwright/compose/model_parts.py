@@ -38,6 +38,8 @@ from loopwright.weights.gguf import read_gguf
 from loopwright.weights.store import ModelFiles
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from loopwright.engine.decoded_ahead import DecodedAhead
     from loopwright.engine.executor import TorchExecutor
 
@@ -60,6 +62,7 @@ class ModelParts:
     step_weight_bytes: int
     kv_token_bytes: int
     dtype: WeightDtype
+    lost: "Future[LoopwrightError] | None" = None  # gets why the engine can run nothing any more; None: it always can
 
     @property
     def info(self) -> ModelInfo:
@@ -74,7 +77,7 @@ async def open_model(
     limits: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[ModelParts]:
     """Loads weights and tokenizer side by side; closes the engine at the end. `limits` say how large a step may be."""
-    num_threads = config.num_threads or num_cores()
+    num_threads = config.num_threads or max(1, num_cores() // config.tensor_parallel)
     executor, tokenizer = await asyncio.gather(
         on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead, limits)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files)),
@@ -89,6 +92,7 @@ async def open_model(
             step_weight_bytes=executor.step_weight_bytes,
             kv_token_bytes=executor.kv_token_bytes,
             dtype=executor.dtype,
+            lost=executor.lost,
         )
     finally:
         executor.close()
@@ -155,6 +159,7 @@ def _load_executor(
         scratch_bytes=config.scratch_mb << 20,
         ahead=ahead,
         layers=files.layers,
+        num_ranks=config.tensor_parallel,
     )
     return cast("TorchExecutor", executor)
 
@@ -170,6 +175,7 @@ def _info(files: ModelFiles, executor: "TorchExecutor", tokenizer: Tokenizer) ->
         page_size=executor.shape.block_size,
         num_pages=executor.shape.num_blocks,
         eos_ids=tokenizer.eos_ids,
+        max_token_bytes=max(map(len, tokenizer.token_bytes)),
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         has_chat_template=bool(tokenizer.chat_template),
         quantization=executor.quantization,

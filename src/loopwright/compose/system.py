@@ -5,8 +5,10 @@ Used by the command line, the worker processes and tests.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +23,7 @@ from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
+from loopwright.core.errors import LoopwrightError
 from loopwright.core.exchange import Exchange
 from loopwright.core.executor import Executor
 from loopwright.core.instrument import Meter
@@ -91,9 +94,10 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class DistributedSystem:
-    """A running system of several processes, as its server sees it."""
+    """A running system of several processes, as its server sees it. Their sockets are in `folder`."""
 
     runs: Runs
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ def prepare(config: Config, report: Report) -> Prepared:
     more = tuple(store.resolve(name, report) for name in config.more_models)
     ahead = None
     if not config.num_runtime_workers:
-        ahead = None if files.layers or files.shape else decode_ahead(files.path)  # a fork: before there are threads
+        is_part = files.layers or files.shape or config.engine.tensor_parallel > 1
+        ahead = None if is_part else decode_ahead(files.path)  # a fork: before there are threads
         Thread(target=_import_early, name="loopwright-import", daemon=True).start()
     runner = prepare_runner(store.cache_folder(), report) if config.runtime.needs_wasm else None
     return Prepared(files, more, runner, ahead)
@@ -133,8 +138,8 @@ async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[Syste
         from loopwright.compose.children import open_workers  # noqa: PLC0415 (sockets, which one process does without)
 
         with one_error():
-            async with open_workers(config) as runs:
-                yield DistributedSystem(runs)
+            async with open_workers(config) as workers:
+                yield DistributedSystem(workers.router, workers.folder)
     else:
         async with open_here(config, prepared) as system:
             yield system
@@ -186,10 +191,18 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
     )
     async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())
+        if model.lost is not None:
+            model.lost.add_done_callback(partial(_tell_loss, asyncio.get_running_loop(), controller))
         try:
             yield controller
         finally:
             serving.cancel()
+
+
+def _tell_loss(loop: asyncio.AbstractEventLoop, controller: Controller, lost: Future[LoopwrightError]) -> None:
+    """On any thread."""
+    if not lost.cancelled() and not loop.is_closed():
+        loop.call_soon_threadsafe(controller.lose_engine, lost.result())
 
 
 @asynccontextmanager

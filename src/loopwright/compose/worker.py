@@ -1,18 +1,20 @@
 """The body of a worker process: `python -m loopwright.compose.worker NAME SOCKET_FOLDER CONFIG`. Started by `children`.
 
-`model` holds control and engine; `runtime-N` holds programs. Prints one line when it serves, or why it cannot, and ends
-when its standard input closes. Never reads it.
+`model` holds control and engine; `runtime-N` holds programs; `api-N` speaks HTTP. Prints one line when it serves, or
+why it cannot, and ends when its standard input closes. Never reads it.
 """
 
 import asyncio
 import os
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from loopwright.compose.children import EXCHANGE, Ready, is_model_worker, model_number, model_worker
+from loopwright.compose.api import ApiServer
+from loopwright.compose.children import EXCHANGE, Ready, is_api_worker, is_model_worker, model_number, model_worker
 from loopwright.compose.config import Config
 from loopwright.compose.logs import open_log
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
@@ -29,6 +31,7 @@ from loopwright.transport.kept_control import KeptControl
 from loopwright.transport.runs_server import RunsServer
 from loopwright.weights import store
 
+LAST_WORDS_S = 0.5  # for runs to hear why their engine is lost
 LOAD_S = 3600.0  # how long a model may take to load; the parent watches whether it still does
 
 
@@ -51,7 +54,13 @@ async def _serve(name: str, folder: Path, config: Config) -> None:
     _end_with_parent()
     with one_error():
         async with AsyncExitStack() as stack:
-            server = await (_model_server if is_model_worker(name) else _runtime_server)(stack, name, folder, config)
+            server: ControlServer | RunsServer | ApiServer
+            if is_api_worker(name):
+                server = ApiServer(config, folder)
+            elif is_model_worker(name):
+                server = await _model_server(stack, name, folder, config)
+            else:
+                server = await _runtime_server(stack, name, folder, config)
             await server.serve(lambda: _print_ready(Ready()))
 
 
@@ -71,7 +80,17 @@ async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: 
     files = store.resolve(config.model_names[model_number(name)])
     model = await stack.enter_async_context(open_model(files, config.engine, limits=config.control))
     control = await stack.enter_async_context(open_control(model, config.control))
+    if model.lost is not None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        model.lost.add_done_callback(partial(_end_soon, asyncio.get_running_loop(), serving))
     return ControlServer(control, socket_address(folder, name))
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, serving: asyncio.Task[object], _: object) -> None:
+    """An engine that is lost comes back with another process. Called on any thread."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: loop.call_later(LAST_WORDS_S, serving.cancel))
 
 
 async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> RunsServer:

@@ -33,10 +33,11 @@ from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
+from loopwright.core.bell import Bell
 from loopwright.core.calls import QueueCall, SetPriority, WatchCall
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
-from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
+from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
@@ -100,6 +101,8 @@ class Controller:
         self._counts = StepCounts()
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
+        self.bell = Bell()  # for InlineSession
+        self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (self._model_info,)
@@ -107,7 +110,9 @@ class Controller:
     def open(
         self, run_id: RunId, limits: ControlLimits, tenant: TenantId = ONE_TENANT, program: str = ""
     ) -> InlineSession:
-        """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step."""
+        """Begins a run. Raises BadRequest while a run of that id is open, or has calls in the running step, and why the
+        engine is lost, if it is."""
+        self._check_engine()
         if run_id in self._sessions:
             raise BadRequest(f"run {run_id} is open already", field="run_id")
         session = InlineSession(self, run_id, limits, tenant, program)
@@ -122,6 +127,8 @@ class Controller:
             self._wake.set()
 
     async def stats(self) -> ControlStats:
+        """Raises why the engine is lost, if it is."""
+        self._check_engine()
         calls = [call for session in self._sessions.values() for call in session.open_calls.values()]
         return ControlStats(
             **asdict(self._counts),
@@ -202,8 +209,13 @@ class Controller:
         step = self._end_step()
         self._counts.num_failed_steps += 1
         self._observer.step_failed()
-        info = InternalError(f"the engine failed while it ran this call: {error}", hint="try again").info()
-        self._calls.fail_step(step, info)
+        if not isinstance(error, Unavailable):  # which says itself what is gone
+            error = InternalError(f"the engine failed while it ran this call: {error}", hint="try again")
+        self._calls.fail_step(step, error.info())
+
+    def lose_engine(self, error: LoopwrightError) -> None:
+        """The engine can run nothing any more: its steps fail, and from now on no run begins."""
+        self._loss = error.info()
 
     def issue(self, session: InlineSession, call_id: CallId, call: QueueCall) -> None:
         """Takes a call of an open run. What is wrong with it becomes its completion."""
@@ -264,6 +276,10 @@ class Controller:
         queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
         assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
         self._resources.check_integrity(calls)
+
+    def _check_engine(self) -> None:
+        if self._loss is not None:
+            raise from_info(self._loss)
 
     # Running
 

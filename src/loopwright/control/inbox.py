@@ -6,6 +6,7 @@ Filled by the controller, emptied by the run's one reader.
 import asyncio
 from collections.abc import Callable
 
+from loopwright.core.bell import Bell, Doorbell
 from loopwright.core.errors import Cancelled
 from loopwright.core.results import Completion
 
@@ -13,30 +14,30 @@ from loopwright.core.results import Completion
 class Inbox:
     """Completions in order. After `close` it takes no more, and a reader that waits gets Cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell) -> None:
+        """`bell` is shared by all inboxes of a controller."""
         self.is_closed = False
         self._completions: list[Completion] = []
         self._changed = asyncio.Event()
-        self._tell: Callable[[], None] | None = None
-        self._telling: asyncio.Handle | None = None  # in the event loop's next turn
+        self._bell = bell
+        self._doorbell: Doorbell | None = None  # of a reader that wants to be told
 
     def put(self, completion: Completion) -> None:
         if not self.is_closed:
             self._completions.append(completion)
-            if self._tell is None:
+            if self._doorbell is None:
                 self._changed.set()
-            elif self._telling is None:
-                self._telling = asyncio.get_running_loop().call_soon(self._tell)
+            else:
+                self._doorbell.news()
 
     def when_news(self, tell: Callable[[], None]) -> None:
         """As `core.control.Session`."""
-        self._tell = tell
+        self._doorbell = Doorbell(self._bell, tell)
 
     def take(self) -> list[Completion]:
         """All completions that are here now, in order; possibly none."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._doorbell is not None:
+            self._doorbell.has_them()
         taken, self._completions = self._completions, []
         return taken
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from loopwright.control.inbox import Inbox
+from loopwright.core.bell import Bell
 from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits
 from loopwright.core.ids import CallId, QueueName, RunId, TenantId
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 class Issuer(Protocol):
     """The controller as its sessions see it."""
+
+    @property
+    def bell(self) -> Bell: ...
 
     def issue(self, session: "InlineSession", call_id: CallId, call: QueueCall) -> None: ...
 
@@ -34,7 +38,7 @@ class InlineSession:
         self.limits = limits
         self.tenant = tenant
         self.program = program  # under which its use is counted
-        self.inbox = Inbox()
+        self.inbox = Inbox(issuer.bell)
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}
         self.idle_since_s = 0.0  # if it has no open calls

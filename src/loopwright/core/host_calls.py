@@ -59,6 +59,7 @@ class Tokenize(HostCall, frozen=True, kw_only=True, tag="tokenize"):
 
     text: str
     starts_context: bool = False  # put the model's beginning-of-sequence token first, if it has one
+    must_fit: bool = False  # more tokens than the model's context has are refused
     model: str = ""
 
 
@@ -109,6 +110,7 @@ class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
+    must_fit: bool = False  # as of `tokenize`
     tools: tuple[ToolSpec, ...] = ()
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     model: str = ""

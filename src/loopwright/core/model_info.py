@@ -42,6 +42,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     template_options: tuple[str, ...] = ()  # what its template reads beside messages and tools
     engine: str = ""  # what computes: its version and back-end
     version: str = ""  # changes when an answer could: quantization and weights
+    max_token_bytes: int = 0  # of the longest token's text; 0 is not known
     service_id: int = 0  # which of the server's engines runs it; models of one engine share its pages
 
     @property

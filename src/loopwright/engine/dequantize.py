@@ -53,6 +53,25 @@ def dequantize(name: str, kind: str, data: Bytes, out: Floats) -> None:
                 )
 
 
+def dequantize_columns(name: str, kind: str, rows: Bytes, columns: slice, num_columns: int, out: Floats) -> None:
+    """As `dequantize`, for some columns of rows [num_rows, bytes] that hold `num_columns` each: reads only the blocks
+    that these columns lie in."""
+    layout = _LAYOUTS.get(kind)
+    if layout is None or num_columns % layout.block_size:
+        return dequantize(name, kind, rows, out)  # which says what is wrong
+    first, end = columns.start // layout.block_size, -(-columns.stop // layout.block_size)
+    blocks = rows.reshape(len(rows), -1, layout.block_bytes)[:, first:end]
+    start = columns.start - first * layout.block_size
+    num_decoded = (end - first) * layout.block_size
+    piece = max(1, _PIECE_ELEMENTS // num_decoded)
+    for row in range(0, len(rows), piece):
+        some = np.ascontiguousarray(blocks[row : row + piece])
+        decoded = np.empty((len(some), num_decoded), np.float32)
+        dequantize(name, kind, some.reshape(-1), decoded)
+        out[row : row + piece] = decoded[:, start : start + columns.stop - columns.start]
+    return None
+
+
 def _float32(blocks: Bytes, out: Floats) -> None:
     out[:] = blocks.view("<f4")
 

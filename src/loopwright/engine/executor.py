@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,16 +16,17 @@ import torch
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.errors import Unavailable
 from loopwright.core.executor import EngineShape
-from loopwright.core.model_info import WeightDtype
-from loopwright.engine.cuda.choice import AttentionName, DeviceName, choose_device
-from loopwright.engine.cuda.dummy import dummy_model, shape_config
+from loopwright.core.model_info import Exactness, WeightDtype
+from loopwright.engine.cuda.choice import AttentionName, DeviceName
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.loader import load_model
 from loopwright.engine.model_runner import SCRATCH_BYTES, ModelRunner, NativeSettings
 from loopwright.engine.native.choice import choose, weight_types
 from loopwright.engine.native.compiler import InstructionSet
+from loopwright.engine.parts import check_part, choose_part, load_part
+from loopwright.engine.ranks.group import TIMEOUT_S, RankGroup
+from loopwright.engine.ranks.messages import RankSettings, Room
 from loopwright.engine.step_thread import StepThread
 
 logger = logging.getLogger(__name__)
@@ -46,20 +49,29 @@ class TorchExecutor:
         dtype: WeightDtype = "float32",
         instructions: InstructionSet | None = None,
         scratch_bytes: int = SCRATCH_BYTES,
+        group: RankGroup | None = None,
     ) -> None:
         """`num_threads` is how many cores one operation uses; None leaves torch's choice. `scratch_bytes` bounds what
-        the native kernels take for a step. Raises Unavailable for a dtype that cannot be had."""
+        the native kernels take for a step. With `group`, which it then owns, the model is rank 0's part. Raises
+        Unavailable for a dtype that cannot be had, and what a rank fails with."""
         choice = choose(dtype, model.config, instructions)
+        if group is not None:
+            num_blocks = group.meet(Room(num_blocks, 0)).num_blocks
+            model = replace(model, ranks=group.collectives)
         native = None
         if choice.kernels is not None:
             threads = num_threads or torch.get_num_threads()
             native = NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads, scratch_bytes)
-        runner = ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, attention=attention, native=native)
+        runner = ModelRunner(
+            model, num_blocks=num_blocks, num_slots=num_slots, attention=attention, native=native,
+            share=group.share if group else None,
+        )  # fmt: skip
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.dtype
-        self.exactness = choice.exactness
-        self.computed_by = choice.reason
+        self.exactness: Exactness = choice.exactness if group is None else "fast"
+        self.computed_by = choice.reason if group is None else f"torch, float32, in {group.num_ranks} processes"
+        self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
@@ -72,7 +84,12 @@ class TorchExecutor:
             with torch.inference_mode():
                 yield
 
-        self._thread = StepThread("loopwright-engine", runner.run, scope)
+        run = runner.run
+        if group is not None:
+            group.await_serving()
+            run = partial(_run_shared, group, runner)
+        self._group = group
+        self._thread = StepThread("loopwright-engine", run, scope)
 
     @property
     def shape(self) -> EngineShape:
@@ -83,6 +100,12 @@ class TorchExecutor:
 
     def close(self) -> None:
         self._thread.close()
+        if self._group is not None:
+            self._group.close()
+
+
+def _run_shared(group: RankGroup, runner: ModelRunner, batch: Batch) -> StepResult:
+    return group.run(partial(runner.run, batch))
 
 
 def create_executor(
@@ -102,33 +125,40 @@ def create_executor(
     is_deterministic: bool = False,
     max_rows: int = 256,
     max_tokens: int = 0,
+    num_ranks: int = 1,
 ) -> TorchExecutor | DeviceExecutor:
     """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
     `ahead` is the same file, if somebody has begun to decode it; with `shape` there is none, and weights are random.
     `num_blocks` 0 is 2048, or on a GPU as many as fit beside steps of `max_rows` and `max_tokens`, of which 0 is what
-    a GPU's memory is good for.
+    a GPU's memory is good for. Of several ranks this process is the first, and the others are started.
 
-    Raises BadRequest and Unavailable as `load_model` and `choose_device` do."""
-    if shape:  # what is refused is refused before gigabytes are drawn
-        choose_device(device, shape_config(shape), dtype, attention, is_deterministic=is_deterministic)
-    model = dummy_model(shape_config(shape)) if shape else load_model(path, ahead, layers)
-    choice = choose_device(device, model.config, dtype, attention, is_deterministic=is_deterministic)
-    if choice is not None:
-        return DeviceExecutor(
-            model, choice, num_blocks=num_blocks, num_slots=num_slots, max_rows=max_rows, max_tokens=max_tokens,
-            report=_log_progress,
+    Raises BadRequest and Unavailable as `load_model`, `choose_device` and `check_split` do, and what a rank fails
+    with."""
+    settings = RankSettings(
+        rank=0, num_ranks=num_ranks, path=str(path), layers=tuple(layers), shape=shape, meeting="", timeout_s=TIMEOUT_S,
+        device=device, dtype=dtype, attention=attention, num_threads=num_threads or 0, num_blocks=num_blocks,
+        num_slots=num_slots, max_rows=max_rows, max_tokens=max_tokens,
+    )  # fmt: skip
+    if num_ranks > 1 or shape:  # what is refused is refused before a weight is read or drawn
+        check_part(settings, is_deterministic=is_deterministic)
+    group = RankGroup(settings) if num_ranks > 1 else None
+    try:
+        model = load_part(settings, ahead)
+        choice = choose_part(settings, model.config, is_deterministic=is_deterministic)
+        if choice is not None:
+            return DeviceExecutor(
+                model, choice, num_blocks=num_blocks, num_slots=num_slots, max_rows=max_rows, max_tokens=max_tokens,
+                report=_log_progress, group=group,
+            )  # fmt: skip
+        executor = TorchExecutor(
+            model, num_blocks=num_blocks or DEFAULT_BLOCKS, num_slots=num_slots, num_threads=num_threads,
+            dtype=dtype if group is None else "float32", instructions=instructions, scratch_bytes=scratch_bytes,
+            group=group,
         )  # fmt: skip
-    if attention == "flashinfer":
-        raise Unavailable("engine.attention: 'flashinfer' runs on a GPU alone", field="engine.attention")
-    executor = TorchExecutor(
-        model,
-        num_blocks=num_blocks or DEFAULT_BLOCKS,
-        num_slots=num_slots,
-        num_threads=num_threads,
-        dtype=dtype,
-        instructions=instructions,
-        scratch_bytes=scratch_bytes,
-    )
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
     if is_deterministic and executor.exactness != "deterministic":
         executor.close()
         raise Unavailable(

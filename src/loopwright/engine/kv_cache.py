@@ -12,6 +12,7 @@ from torch import Tensor
 from loopwright.core.batch import BlockCopy, KvShift
 from loopwright.core.errors import BadRequest, ContextTooLong
 from loopwright.engine.loaded_model import ModelConfig, Rope
+from loopwright.engine.transfer import to_device
 
 BLOCK_SIZE = 16  # tokens a block
 
@@ -78,7 +79,7 @@ class EmbedStore:
         self.positions = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def write(self, slots: Sequence[int], vectors: Tensor, positions: Tensor) -> None:
-        index = torch.tensor(slots, dtype=torch.int64, device=vectors.device)
+        index = to_device(np.array(slots, np.int64), vectors.device)
         self.vectors.index_copy_(0, index, vectors)
         self.positions.index_copy_(0, index, positions)
 

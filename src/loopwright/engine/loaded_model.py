@@ -5,7 +5,7 @@ Made by the loader and the byte model; read by the models, the model runner and 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -75,19 +75,68 @@ class Rope:
     magnitude: float = 1.0
 
 
+class Ranks(Protocol):
+    """The processes that share a model, each with a part of its heads, its MLPs and its head, as one of them sees them.
+    All of them ask for the same, in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        """The sum over all ranks, in place, and the same bits on each."""
+        ...
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        """[num_rows, size] of each rank → [num_rows, num_ranks · size] on each, the first rank's first."""
+        ...
+
+    def take_from_first(self, tensor: Tensor) -> Tensor:
+        """What the first rank gives, on each."""
+        ...
+
+
+class _Alone:
+    """A model that one process has whole. Implements Ranks."""
+
+    rank = 0
+    num_ranks = 1
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def side_by_side(self, part: Tensor) -> Tensor:
+        return part
+
+    def take_from_first(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+ALONE = _Alone()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model in memory.
 
     `weights` are float32, a matrix is [outputs, inputs]; the architecture's `weights` lists names and shapes.
     Rows of query and key come in pairs that rotate together (element 2i with 2i + 1).
-    `ropes` has one for each layer; layers that rotate alike share one. `quantization` is how most of it was stored."""
+    `ropes` has one for each layer; layers that rotate alike share one. `quantization` is how most of it was stored.
+    With `ranks` it is one's part of a model, and so are the config's numbers of heads and sizes of MLPs; the embedding
+    and the vocabulary's size are whole."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
     ropes: tuple[Rope, ...]
     quantization: str
     stored_as: Mapping[str, str] = field(default_factory=dict)  # the kind of a weight, if all its parts have one
+    ranks: Ranks = ALONE
+
+    def own_rows(self, embedding: Tensor) -> Tensor:
+        """The rows of a tied head that are this rank's: [vocab_size / num_ranks, hidden_size]."""
+        size = self.config.vocab_size // self.ranks.num_ranks
+        return embedding[self.ranks.rank * size :][:size]
 
     @property
     def step_weight_bytes(self) -> int:

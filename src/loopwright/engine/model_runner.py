@@ -5,6 +5,7 @@ Called by the executor, one batch at a time. It owns the model's KV cache and em
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from loopwright.core.batch import (
     StepResult,
 )
 from loopwright.core.calls import DistributionRequest
-from loopwright.core.errors import ErrorInfo, LoopwrightError
+from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
 from loopwright.engine.attention import AttentionRow, make_attention
@@ -35,11 +36,12 @@ from loopwright.engine.native.build import Kernels
 from loopwright.engine.native.cache import NativeKvCache
 from loopwright.engine.native.decoder import NativeDecoder
 from loopwright.engine.native.structs import WeightType
-from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step
+from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step, checked
 from loopwright.engine.sampler import Question, answer
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row")
+Share: TypeAlias = Callable[[Batch], None]
 SCRATCH_BYTES = 64 << 20
 _MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; scoring a long text asks for thousands
 
@@ -99,8 +101,13 @@ class ModelRunner:
         attention: str = "sdpa",
         native: "NativeSettings | None" = None,
         device: DevicePart | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`native` takes the kernels of our own in place of torch's and of `attention`, `device` another device."""
+        """`native` takes the kernels of our own in place of torch's and of `attention`, `device` another device.
+
+        `share` is told each batch before any of it is done, when nothing can be wrong with it as a whole any more. By
+        then rows have no sources, and those that something is wrong with are gone."""
+        self._share = share
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
@@ -149,6 +156,8 @@ class ModelRunner:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
         rows = self._carried.rows(batch)
         check_step(batch, self.shape)
+        if self._share is not None:
+            self._share(checked(batch, rows, self.shape))
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
@@ -179,24 +188,27 @@ class ModelRunner:
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, ends = self._forward_rows(rows)
         asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
-        return self._answer(asked, lambda index: self._model.normalize(hidden[index]))
+        return self._answer(asked, lambda index: self._model.normalize(hidden[self._numbers(index)]))
 
     def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, list[int]]:
         """Hidden states of all tokens [num_tokens, hidden_size], and where each row's end. Output slots are written."""
         hidden, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
         hidden = self._forward(hidden, positions, planned)
-        ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0).tolist()
+        ends = list(accumulate(row.num_tokens for row in rows))
         self._write_outputs(rows, ends, hidden, positions)
         return hidden, ends
 
     def _run_heads(self, heads: Sequence[HeadRow]) -> list[RowResult]:
         asked = [Asked.of_head(head) for head in heads]
-        return self._answer(asked, lambda index: self._slots.vectors[index])
+        return self._answer(asked, self._head_vectors)
+
+    def _head_vectors(self, slots: Sequence[int]) -> Tensor:
+        return self._slots.vectors[self._numbers(slots)]
 
     def _inputs(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
         """Vectors [num_tokens, hidden_size] and positions [num_tokens] of all rows, one after the other."""
-        token_ids = self._numbers([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
+        token_ids = self._token_ids(rows)
         positions = self._numbers(
             [one for row in rows for one in (row.positions if row.token_ids else row.input_slots)]
         )
@@ -210,6 +222,10 @@ class ModelRunner:
                 positions[start:end] = self._slots.positions[slots]
             start = end
         return hidden, positions
+
+    def _token_ids(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """Of all inputs [num_tokens]; 0 for a slot."""
+        return self._numbers([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
 
     def _numbers(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self._device)
@@ -226,17 +242,30 @@ class ModelRunner:
 
     def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
-        questions = [question for one in asked for question in one.questions]
-        results: list[RowResult] = []
-        for start in range(0, len(questions), _MAX_LOGIT_ROWS):
-            chunk = questions[start : start + _MAX_LOGIT_ROWS]
-            logits = self._model.logits(vectors([index for index, _ in chunk]))
-            results += self._answer_logits(logits, [question for _, question in chunk])
+        results = [
+            one for logits, mine in self._logits_of(asked, vectors) for one in self._answer_together(logits, mine)
+        ]
         remaining = iter(results)
         return [one.assemble(remaining) for one in asked]
 
-    def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
-        return self._answer_together(logits, questions)
+    def _logits_of(
+        self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]
+    ) -> Iterator[tuple[Tensor, Sequence[Question]]]:
+        """All questions, so many at a time, with their logits."""
+        questions = [question for one in asked for question in one.questions]
+        for start in range(0, len(questions), _MAX_LOGIT_ROWS):
+            chunk = questions[start : start + _MAX_LOGIT_ROWS]
+            yield self._model.logits(vectors([index for index, _ in chunk])), [question for _, question in chunk]
+
+
+class FollowingRunner(ModelRunner):
+    """Does what another rank shares, and leaves the answers to that one: here nothing is sampled, and no result says
+    anything."""
+
+    def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+        for _ in self._logits_of(asked, vectors):
+            pass  # this rank's part of them is all that is wanted
+        return [RowResult() for _ in asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +337,18 @@ def isolate(
     rows: Sequence[_Row], check: Callable[[_Row], None], run: Callable[[Sequence[_Row]], list[RowResult]]
 ) -> tuple[RowResult, ...]:
     """Runs the rows that pass the check; the others get their error as result."""
-    errors: list[ErrorInfo | None] = []
-    for row in rows:
+    errors = errors_of(rows, check)
+    good = [row for place, row in enumerate(rows) if place not in errors]
+    results = iter(run(good) if good else ())
+    return tuple(errors[place] if place in errors else next(results) for place in range(len(rows)))
+
+
+def errors_of(rows: Sequence[_Row], check: Callable[[_Row], None]) -> dict[int, RowResult]:
+    """Of the rows that do not pass the check, by place."""
+    errors: dict[int, RowResult] = {}
+    for place, row in enumerate(rows):
         try:
             check(row)
-            errors.append(None)
         except LoopwrightError as error:
-            errors.append(error.info())
-    good = [row for row, error in zip(rows, errors, strict=True) if error is None]
-    results = iter(run(good) if good else ())
-    return tuple(next(results) if error is None else RowResult(error=error) for error in errors)
+            errors[place] = RowResult(error=error.info())
+    return errors

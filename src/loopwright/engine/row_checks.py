@@ -4,12 +4,18 @@ Called by the model runner: a fault of one row is that row's error; copies and e
 a fault there is a fault of the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from loopwright.core.batch import Batch, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import BadRequest, InternalError, LoopwrightError
 from loopwright.core.executor import EngineShape
+
+EntryT = TypeVar("EntryT")
+_ANY = Sampling()
 
 
 def check_step(batch: Batch, shape: EngineShape) -> None:
@@ -30,6 +36,35 @@ def check_step(batch: Batch, shape: EngineShape) -> None:
                                 f"{len(embed.slots)} slots")  # fmt: skip
         _check_ids("token_ids", embed.token_ids, shape.vocab_size, InternalError)
         _check_ids("slots", embed.slots, shape.num_slots, InternalError)
+
+
+def checked(batch: Batch, rows: Sequence[ForwardRow], shape: EngineShape) -> Batch:
+    """Those of the batch's entries that pass their checks, with `rows` for all of its rows, and of a row only what
+    decides about hidden states and about which logits are computed: for ranks that do not answer."""
+    return Batch(
+        copies=batch.copies,
+        shifts=[one for one in batch.shifts if _passes(check_shift, one, shape)],
+        embeds=batch.embeds,
+        rows=[
+            replace(
+                one, sampling=None if one.sampling is None else _ANY, generated=(), allowed_bits=None, sampler=None,
+                source=-1,
+            )
+            for one in rows if _passes(check_row, one, shape)
+        ],
+        heads=[
+            replace(one, sampling=None if one.sampling is None else _ANY)
+            for one in batch.heads if _passes(check_head, one, shape)
+        ],
+    )  # fmt: skip
+
+
+def _passes(check: Callable[[EntryT, EngineShape], None], entry: EntryT, shape: EngineShape) -> bool:
+    try:
+        check(entry, shape)
+    except LoopwrightError:
+        return False
+    return True
 
 
 def check_shift(shift: KvShift, shape: EngineShape) -> None:

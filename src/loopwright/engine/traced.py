@@ -1,17 +1,21 @@
 """Runs traced samplers: one graph, for all rows that have it, as one tensor computation. Never checks a graph.
 
-Called by the sampler. A row's numbers do not depend on its neighbours: elementwise operations have no order, and every
-sum runs from the first id to the last. What is wrong with one row is that row's failure.
+Called by the sampler, and by what answers on a device. A row's numbers do not depend on its neighbours: elementwise
+operations have no order, and every sum runs from the first id to the last. What is wrong with one row is its failure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.samplers import SamplerNode, SamplerRun, StateValue, TracedSampler
 from loopwright.engine.draws import draw_each, uniform
+from loopwright.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,54 +37,74 @@ class TracedAnswer:
     failure: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TensorState:
-    """Implements core.samplers.SamplerState: numbers are [1], vectors [vocab_size]."""
+    """Implements core.samplers.SamplerState: one row of `columns`, in which numbers are [num_rows, 1] and vectors
+    [num_rows, vocab_size]."""
 
-    tensors: Mapping[str, Tensor]
+    columns: Mapping[str, Tensor]
+    row: int
 
     def values(self) -> dict[str, StateValue]:
-        return {
-            name: float(one) if len(one) == 1 else one.cpu().numpy().astype("<f8").tobytes()
-            for name, one in self.tensors.items()
-        }
+        return {name: state_value(one[self.row].cpu().numpy()) for name, one in self.columns.items()}
+
+
+def state_value(numbers: NDArray[np.float64]) -> StateValue:
+    """A number [1] or a vector as a program gets it."""
+    return float(numbers[0]) if len(numbers) == 1 else numbers.astype("<f8").tobytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedRows:
+    """Rows of one graph: `scores` as of TracedRow, [num_rows, vocab_size]; `positions` and the `numbers` of their draws
+    float64 [num_rows, 1]."""
+
+    runs: Sequence[SamplerRun]
+    scores: Tensor
+    positions: Tensor
+    numbers: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.scores.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedResults:
+    """What a graph gave its rows: `result` [num_rows, 1] or [num_rows, vocab_size]; of each row what failed first,
+    by its place in `failures` from 1 on, or 0: int64 [num_rows]."""
+
+    result: Tensor
+    states: Mapping[str, Tensor]
+    failed: Tensor
+    failures: Sequence[str]
 
 
 def run_samplers(rows: Sequence[TracedRow]) -> list[TracedAnswer]:
     """One answer a row, in order; rows of one graph run together."""
-    groups: dict[TracedSampler, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.run.graph, []).append(place)
     answers: dict[int, TracedAnswer] = {}
-    for graph, places in groups.items():
-        answers.update(zip(places, _run_graph(graph, [rows[place] for place in places]), strict=True))
+    for graph, places in by_graph([row.run for row in rows]).items():
+        mine = [rows[place] for place in places]
+        found = run_graph(graph, _together(mine))
+        failures = ("", *found.failures)
+        for number, (place, failed) in enumerate(zip(places, found.failed.tolist(), strict=True)):
+            # A copy: a view of one row would keep those of all.
+            state = TensorState({name: one[number : number + 1].clone() for name, one in found.states.items()}, 0)
+            answers[place] = TracedAnswer(found.result[number], state, failures[failed] or None)
     return [answers[place] for place in range(len(rows))]
 
 
-@dataclass(slots=True)
-class _Running:
-    """One graph under way. Values are [num_rows, 1] or [num_rows, vocab_size]."""
-
-    rows: Sequence[TracedRow]
-    vocab_size: int
-    values: list[Tensor] = field(default_factory=list)
-    failures: dict[int, str] = field(default_factory=dict)  # by row
-
-    def fail(self, are_wrong: Tensor, why: str) -> None:
-        """Notes the rows [num_rows, 1] that are wrong; the first failure of a row counts."""
-        for place in are_wrong.flatten().nonzero().flatten().tolist():
-            self.failures.setdefault(place, why)
-
-    @property
-    def device(self) -> torch.device:
-        return self.rows[0].scores.device
-
-    def column(self, numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=self.device).view(-1, 1)
+def by_graph(runs: Sequence[SamplerRun]) -> dict[TracedSampler, list[int]]:
+    """Which of the runs have which graph."""
+    groups: dict[TracedSampler, list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(run.graph, []).append(place)
+    return groups
 
 
-def _run_graph(graph: TracedSampler, rows: Sequence[TracedRow]) -> list[TracedAnswer]:
-    running = _Running(rows, len(rows[0].scores))
+def run_graph(graph: TracedSampler, rows: TracedRows) -> TracedResults:
+    """Runs the graph for its rows, and waits for nothing that it computes."""
+    running = _Running(rows)
     last_use = _last_uses(graph)
     nothing = torch.empty(0, 0)
     for place, node in enumerate(graph.nodes):
@@ -91,21 +115,54 @@ def _run_graph(graph: TracedSampler, rows: Sequence[TracedRow]) -> list[TracedAn
                 running.values[one] = nothing  # a vector of a large vocabulary is too much to keep for every node
     result = running.values[graph.result]
     running.fail(result.isnan().any(-1, keepdim=True), "the result is not a number")
-    next_values = {
+    states = {
         state.name: running.values[state.next].expand(-1, running.vocab_size if state.is_vector else 1)
         for state in graph.states
     }
-    for name, value in next_values.items():
+    for name, value in states.items():
         running.fail(~value.isfinite().all(-1, keepdim=True), f"state {name!r} is not finite")
-    return [
-        TracedAnswer(
-            result[place],
-            # A copy: a view of one row would keep those of all.
-            TensorState({name: value[place].clone() for name, value in next_values.items()}),
-            running.failures.get(place),
-        )
-        for place in range(len(rows))
-    ]
+    return TracedResults(result, states, running.failed[:, 0], running.failures)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One graph under way. Values are [num_rows, 1] or [num_rows, vocab_size]."""
+
+    rows: TracedRows
+    values: list[Tensor] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    failed: Tensor = field(init=False)  # as in TracedResults, [num_rows, 1]
+
+    def __post_init__(self) -> None:
+        self.failed = torch.zeros(self.num_rows, 1, dtype=torch.int64, device=self.rows.device)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.scores.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.rows.scores.shape[1]
+
+    def fail(self, are_wrong: Tensor, why: str) -> None:
+        """Notes the rows [num_rows, 1] that are wrong; the first failure of a row counts."""
+        self.failures.append(why)
+        self.failed = torch.where(are_wrong & (self.failed == 0), len(self.failures), self.failed)
+
+    def column(self, number: float) -> Tensor:
+        return torch.full((self.num_rows, 1), number, dtype=torch.float64, device=self.rows.device)
+
+
+def _together(rows: Sequence[TracedRow]) -> TracedRows:
+    def column(numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float64, device=rows[0].scores.device).view(-1, 1)
+
+    return TracedRows(
+        [row.run for row in rows],
+        torch.stack([row.scores for row in rows]),
+        column([row.position for row in rows]),
+        column([uniform(row.seed, row.position) for row in rows]),
+    )
 
 
 def _last_uses(graph: TracedSampler) -> dict[int, int]:
@@ -136,38 +193,58 @@ def _evaluate(running: _Running, graph: TracedSampler, node: SamplerNode, inputs
 def _states(running: _Running, graph: TracedSampler, node: SamplerNode) -> Tensor:
     is_vector = next(state.is_vector for state in graph.states if state.name == node.name)
     size = running.vocab_size if is_vector else 1
-    return torch.stack([_state_of(row.run, node.name, size, running.device) for row in running.rows])
+    runs = running.rows.runs
+    if (whole := _unchanged(runs, node.name)) is not None:
+        return whole
+    return torch.cat([_state_of(run, node.name, size, running.rows.device) for run in runs])
+
+
+def _unchanged(runs: Sequence[SamplerRun], name: str) -> Tensor | None:
+    """The states of all rows as they lie, if they are those that one run of the graph left to its rows."""
+    first = runs[0].state
+    if not isinstance(first, TensorState) or len(runs) != len(first.columns[name]):
+        return None
+    for place, run in enumerate(runs):
+        state = run.state
+        if not isinstance(state, TensorState) or state.columns is not first.columns or state.row != place:
+            return None
+    return first.columns[name]
 
 
 def _sparse(running: _Running, _: TracedSampler, node: SamplerNode) -> Tensor:
-    vector = torch.zeros(running.vocab_size, dtype=torch.float64)  # on the CPU: entries are set one by one
-    for token_id, value in node.entries:
+    return _sparse_vector(node.entries, running.vocab_size, running.rows.device).expand(running.num_rows, -1)
+
+
+@lru_cache(maxsize=32)
+def _sparse_vector(entries: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device) -> Tensor:
+    vector = np.zeros(vocab_size)
+    for token_id, value in entries:
         vector[token_id] += value
-    return vector.to(running.device).expand(len(running.rows), -1)
+    return to_device(vector, device)
 
 
 def _state_of(run: SamplerRun, name: str, size: int, device: torch.device) -> Tensor:
+    """[1, size]."""
     if run.state is not None:
         assert isinstance(run.state, TensorState), "a state comes back to the executor that made it"
-        return run.state.tensors[name]
+        return run.state.columns[name][run.state.row : run.state.row + 1]
     value = run.initial[name]
     if isinstance(value, bytes):
-        return torch.frombuffer(bytearray(value), dtype=torch.float64).to(device)
-    return torch.full((size,), float(value), dtype=torch.float64, device=device)
+        return to_device(np.frombuffer(value, np.float64)[None], device)
+    return torch.full((1, size), float(value), dtype=torch.float64, device=device)
 
 
 def _take(running: _Running, vector: Tensor, number: Tensor) -> Tensor:
     index = number.nan_to_num(-1.0).clamp(0, running.vocab_size - 1).long()
     running.fail(index != number, f"take: an index is not a token id from 0 to {running.vocab_size - 1}")
-    return vector.to(running.device).expand(len(running.rows), -1).gather(-1, index)
+    return vector.expand(running.num_rows, -1).gather(-1, index)
 
 
 def _draw_all(running: _Running, weights: Tensor) -> Tensor:
     total = weights.sum(-1, keepdim=True)
     are_wrong = (weights < 0).any(-1, keepdim=True) | ~total.isfinite() | (total <= 0)
     running.fail(are_wrong, "draw: weights must be finite, none negative, and not all 0")
-    numbers = running.column([uniform(row.seed, row.position) for row in running.rows])[:, 0]
-    return draw_each(weights, numbers).double()[:, None]
+    return draw_each(weights, running.rows.numbers[:, 0]).double()[:, None]
 
 
 def _sum(vector: Tensor) -> Tensor:
@@ -201,13 +278,13 @@ _SIMPLE: dict[str, Callable[..., Tensor]] = {
 }
 
 _LEAVES: dict[str, Callable[[_Running, TracedSampler, SamplerNode], Tensor]] = {
-    "scores": lambda running, _graph, _node: torch.stack([row.scores for row in running.rows]),
+    "scores": lambda running, _graph, _node: running.rows.scores,
     "state": _states,
-    "constant": lambda running, _, node: running.column([float(node.value or 0.0)] * len(running.rows)),
+    "constant": lambda running, _, node: running.column(float(node.value or 0.0)),
     "sparse": _sparse,
     "ids": lambda running, _graph, _node: torch.arange(
-        running.vocab_size, dtype=torch.float64, device=running.device
-    ).expand(len(running.rows), -1),
-    "position": lambda running, _graph, _node: running.column([row.position for row in running.rows]),
-    "uniform": lambda running, _graph, _node: running.column([uniform(row.seed, row.position) for row in running.rows]),
+        running.vocab_size, dtype=torch.float64, device=running.rows.device
+    ).expand(running.num_rows, -1),
+    "position": lambda running, _graph, _node: running.rows.positions,
+    "uniform": lambda running, _graph, _node: running.rows.numbers,
 }

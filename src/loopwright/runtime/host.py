@@ -5,7 +5,7 @@ Never starts or ends a run. Made by the launcher, one per run; the sandbox calls
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from loopwright.core.errors import (
     from_info,
 )
 from loopwright.core.ids import CallId
+from loopwright.core.no_collecting import no_collecting
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
@@ -172,7 +173,8 @@ class Host:
         if self._num_message_bytes:
             self._check_bytes(self._num_message_bytes)
         try:
-            call = _decode(op.encode())
+            with no_collecting() if self._num_message_bytes else nullcontext():
+                call = _decode(op.encode())
         except msgspec.DecodeError as error:  # ValidationError is one
             raise malformed(op, error) from None
         except (UnicodeEncodeError, RecursionError) as error:

@@ -9,13 +9,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from loopwright.core.errors import BadRequest
+from loopwright.core.errors import BadRequest, ContextTooLong
 from loopwright.core.host_calls import Detokenize, Message, RenderChat, Tokenize, Vocabulary
 from loopwright.runtime import facts
 from loopwright.text.stream import detokenize
 
 MAX_CHARS_ON_LOOP = 8192
 """Text that is tokenized on the event loop's thread: two milliseconds' worth."""
+
+MESSAGE_CHARS = 64
+"""What a message takes beside its text to be rendered, as text."""
 
 Payload: TypeAlias = dict[str, Any]
 
@@ -27,7 +30,7 @@ class TextCalls:
         self._model = model
 
     def tokenize(self, call: Tokenize) -> Payload | Coroutine[Any, Any, Payload]:
-        return _soon(len(call.text), lambda: {"tokens": self._tokens_of(call)})
+        return _soon(len(call.text), lambda: {"tokens": self._fitting(call, self._tokens_of(call))})
 
     def detokenize(self, call: Detokenize) -> Payload:
         size = self._model.info.vocab_size
@@ -37,10 +40,10 @@ class TextCalls:
         return {**found, "pieces": [self._piece(token) for token in call.tokens]} if call.each else found
 
     def render_chat(self, call: RenderChat) -> Payload | Coroutine[Any, Any, Payload]:
-        num_chars = sum(len(message.content) for message in call.messages)
+        num_chars = sum(MESSAGE_CHARS + len(message.content) for message in call.messages)
         num_chars += sum(len(msgspec.json.encode(one.tool_calls)) for one in call.messages if one.tool_calls)
         num_chars += len(msgspec.json.encode(call.tools)) if call.tools else 0
-        return _soon(num_chars, lambda: {"tokens": self._tokens_of_chat(call)})
+        return _soon(num_chars, lambda: {"tokens": self._fitting(call, self._tokens_of_chat(call))})
 
     def vocabulary(self, _: Vocabulary) -> Coroutine[Any, Any, Payload]:
         return asyncio.to_thread(facts.vocabulary, self._model)
@@ -48,6 +51,17 @@ class TextCalls:
     def _piece(self, token: int) -> Payload:
         text, added = self._model.tokenizer.shown(token)
         return {"token": token, "text": text, "bytes": list(added) or None}
+
+    def _fitting(self, call: Tokenize | RenderChat, tokens: list[int]) -> list[int]:
+        """The tokens, unless they are too many: then they are passed to nobody, who would only find the same."""
+        info = self._model.info
+        if call.must_fit and len(tokens) > info.max_context:
+            raise ContextTooLong(
+                f"tokens: the prompt is too long: it has {len(tokens)} tokens; this model's maximum context length is "
+                f"{info.max_context}",
+                field="tokens",
+            )
+        return tokens
 
     def _tokens_of(self, call: Tokenize) -> list[int]:
         tokenizer = self._model.tokenizer

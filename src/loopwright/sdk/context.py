@@ -367,15 +367,16 @@ class Context:
             await self._segments.prepare(opens_turn=opens_turn)
             return await self._kv.fill()
 
-    async def fork(self) -> "Context":
+    async def fork(self, *, opens_turn: bool = False) -> "Context":
         """A copy that goes its own way, with the same view. Full pages are shared, the last partial page is copied;
         nothing is recomputed.
 
-        Its draws differ from its parent's unless it is given the same seed in `generate`. Several tasks may fork one
-        context: they take turns."""
+        Of a chat, `opens_turn` begins the assistant's turn before, once for all branches that answer. A copy's draws
+        differ from its parent's unless it is given the same seed in `generate`. Several tasks may fork one context:
+        they take turns."""
         async with self._turnstile.forks:
             with self._turnstile:
-                await self._segments.prepare(opens_turn=False)
+                await self._segments.prepare(opens_turn=opens_turn)
                 await self._kv.fill()
                 child = self._sibling()
                 await self._kv.share_with(child._kv)

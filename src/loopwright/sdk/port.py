@@ -33,11 +33,29 @@ class Port:
         self._submit = submit
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, Stream] = {}
+        self._deferred: list[Operation] = []
         self._is_closed = False
 
     def post(self, op: Operation) -> None:
         """Issues a call whose answer nobody waits for."""
         self._send({**op, "answer": False})
+
+    def defer(self, op: Operation) -> None:
+        """As `post`, before the next call or in the loop's next turn, and not at all if the run is over by then: for
+        what gives back what ends with the run anyway."""
+        if self._is_closed:
+            raise RuntimeError(_OVER)
+        if not self._deferred:
+            try:
+                asyncio.get_running_loop().call_soon(self._send_deferred)
+            except RuntimeError:  # no loop runs: a context is dropped while the interpreter ends
+                self.post(op)
+                return
+        self._deferred.append(op)
+
+    def drop_deferred(self) -> None:
+        """`main` is over, and with it what was deferred."""
+        self._deferred.clear()
 
     def issue(self, op: Operation) -> "asyncio.Future[Any]":
         """Issues a call now; the future completes with its payload, or raises its error."""
@@ -70,6 +88,7 @@ class Port:
     def close(self) -> None:
         """The run is over: whoever still waits is cancelled, and nothing more is sent."""
         self._is_closed = True
+        self._deferred.clear()
         for future in tuple(self._futures.values()):
             future.cancel()
         for stream in self._streams.values():
@@ -88,7 +107,14 @@ class Port:
     def _send(self, op: Operation) -> int:
         if self._is_closed:
             raise RuntimeError(_OVER)
+        if self._deferred:
+            self._send_deferred()
         return self._submit(_encoded(op))
+
+    def _send_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for op in deferred:
+            self.post(op)
 
     def drop(self, handle: int) -> None:
         """Nobody waits for this answer any more."""

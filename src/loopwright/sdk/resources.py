@@ -37,11 +37,11 @@ class Queue:
         queue = cls.__new__(cls)
         queue._port, queue._priority, queue.name = current_port(), priority, idle.pop()
         queue.model = model
+        queue.post("clear_queue")  # whatever failed there was not this context's
         return queue
 
     def leave(self, state: RunState) -> None:
         """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
-        self.post("clear_queue")
         state.idle_queues.setdefault((self._priority, self.model), []).append(self.name)
 
     def issue(self, op: str, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
@@ -77,7 +77,8 @@ class Queue:
         return self.issue("allocate_pages", pages=pages)
 
     def free_pages(self, pages: Sequence[int]) -> None:
-        self.post("free_pages", pages=pages)
+        """Before the queue's next call, or when the program next waits."""
+        self._port.defer(self._operation("free_pages", {"pages": list(pages)}))
 
     def share_pages(self, sources: Sequence[int], targets: Sequence[int]) -> Answer:
         return self.issue("share_pages", sources=sources, targets=targets)
@@ -226,9 +227,11 @@ def vocabulary(*, model: str = "") -> Answer:
     return current_port().issue({"op": "vocabulary", "model": model})
 
 
-def tokenize(text: str, *, starts_context: bool = False, model: str = "") -> Answer:
+def tokenize(text: str, *, starts_context: bool = False, must_fit: bool = False, model: str = "") -> Answer:
     """Text to {tokens}; control tokens written in the text stay plain text."""
-    return current_port().issue({"op": "tokenize", "text": text, "starts_context": starts_context, "model": model})
+    return current_port().issue(
+        {"op": "tokenize", "text": text, "starts_context": starts_context, "must_fit": must_fit, "model": model}
+    )
 
 
 def detokenize(tokens: Sequence[int], *, each: bool = False, model: str = "") -> Answer:
@@ -242,6 +245,7 @@ def render_chat(
     num_done: int,
     is_open: bool,
     add_generation_prompt: bool,
+    must_fit: bool = False,
     tools: Sequence[Payload] = (),
     options: Payload | None = None,
     model: str = "",
@@ -254,6 +258,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "must_fit": must_fit,
             "model": model,
             "tools": list(tools),
             "options": options or {},

@@ -110,19 +110,24 @@ class TokenLog:
     async def _render(self, messages: list[Message], *, opens_turn: bool) -> None:
         if not messages and (not opens_turn or self.transcript.is_open):
             return
-        payload = await render_chat(**self.transcript.delta(messages, opens_turn), model=self._model)
+        payload = await render_chat(**self.transcript.delta(messages, opens_turn), must_fit=True, model=self._model)
         self._extend_given(payload["tokens"])
         self.transcript.extend(messages, opens_turn)
         self.marks.append((len(self.tokens), self.transcript.copy()))
 
     async def _write(self, part: str | list[int]) -> None:
         if isinstance(part, str):
-            ids = (await tokenize(part, starts_context=not self.tokens, model=self._model))["tokens"] if part else []
+            ids = await self._ids_at_end(part) if part else []
             self.transcript.write(part)
         else:
             ids = part
             await self.transcribe(part)
         self._extend_given(ids)
+
+    async def _ids_at_end(self, text: str) -> list[int]:
+        found = await tokenize(text, starts_context=not self.tokens, must_fit=True, model=self._model)
+        ids: list[int] = found["tokens"]
+        return ids
 
     def _extend_given(self, tokens: Sequence[int]) -> None:
         if tokens:

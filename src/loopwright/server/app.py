@@ -11,6 +11,7 @@ from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.server import errors
+from loopwright.server.body import MAX_BODY_BYTES
 from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.hosts import HostCheck, allowed_hosts
@@ -37,13 +38,14 @@ def create_app(
     clock: Clock | None = None,
     tenant_of: TenantOf = everybody,
     kept: ResponsesConfig | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Starlette:
     """The application over `runs`. `host` is where it will listen: on a loopback address, Host headers are checked.
     `tenant_of` says whose a request is, and so whose are the runs that it starts; `kept`, what is kept of responses."""
     middleware = [Middleware(WithOrigin, SystemClock()), Middleware(EndsWhenStopped), Middleware(Identified, tenant_of)]
     if (hosts := allowed_hosts(host)) is not None:
         middleware.append(Middleware(HostCheck, hosts))
-    return Starlette(
+    app = Starlette(
         routes=_routes(runs, clock or SystemClock(), kept or ResponsesConfig()),
         middleware=middleware,
         exception_handlers={
@@ -53,6 +55,8 @@ def create_app(
             Exception: errors.on_fault,
         },
     )
+    app.state.max_body_bytes = max_body_bytes
+    return app
 
 
 def _routes(runs: Runs, clock: Clock, kept: ResponsesConfig) -> list[BaseRoute]:

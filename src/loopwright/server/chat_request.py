@@ -22,6 +22,13 @@ from loopwright.server.generation import (
     read_generation,
     refuse,
 )
+from loopwright.server.prompt_limits import (
+    MAX_CALL_MARKS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    check_messages,
+    check_number,
+)
 from loopwright.server.tool_request import AskedTools, CallBody, ToolBody, ToolChoice, read_calls, read_tools
 
 Message = dict[str, Any]
@@ -113,6 +120,7 @@ class ChatRequest:
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
+    _check_size(body.messages)
     for place, message in enumerate(body.messages):
         _check_parts(message, f"messages[{place}]")
     if body.top_logprobs is not None and not body.logprobs:
@@ -123,8 +131,8 @@ def read_chat(body: ChatBody) -> ChatRequest:
     return ChatRequest(body, generation, tools)
 
 
-def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
-    """The run of the built-in chat program that answers the request."""
+def chat_spec(request: ChatRequest, model: ModelInfo, *, is_cut: bool = False) -> RunSpec:
+    """The run of the built-in chat program that answers the request. `is_cut`: what does not fit is left out."""
     refuse(request.body)
     more: dict[str, Any] = {}
     if model.reasoning is not None:
@@ -133,7 +141,10 @@ def chat_spec(request: ChatRequest, model: ModelInfo) -> RunSpec:
         more["tools"] = request.tools.options()
     if template := read_template_options(request.body, model):
         more["template"] = template
-    spec = model_spec("chat", {"messages": read_messages(request.body.messages)}, request.generation, model)
+    messages = read_messages(request.body.messages)
+    if request.body.truncate_prompt_tokens is None and not is_cut:
+        check_messages(messages, model)
+    spec = model_spec("chat", {"messages": messages}, request.generation, model)
     spec.arguments["options"] = {**spec.arguments["options"], **more}
     return spec
 
@@ -231,6 +242,17 @@ def _content(message: MessageBody) -> str | None:
     if isinstance(content, list):
         return "".join(part.text for part in content if isinstance(part, TextPart))
     return content
+
+
+def _check_size(messages: Sequence[MessageBody]) -> None:
+    """Raises BadRequest for more than anybody reads in one go."""
+    check_number("messages", len(messages), MAX_MESSAGES, "messages")
+    parts = sum(len(one.content) for one in messages if isinstance(one.content, list))
+    check_number("messages", parts, MAX_PARTS, "parts of contents")
+    calls = [call for one in messages for call in one.tool_calls or ()]
+    check_number("messages", len(calls), MAX_PARTS, "calls of tools")
+    marks = sum(call.function.arguments.count(mark) for call in calls for mark in ",[{")
+    check_number("messages", marks, MAX_CALL_MARKS, "commas and brackets in the arguments of calls")
 
 
 def _check_parts(message: MessageBody, place: str) -> None:

@@ -22,6 +22,7 @@ from loopwright.server.generation import (
     read_generation,
     refuse,
 )
+from loopwright.server.prompt_limits import check_ids, check_text
 
 DEFAULT_MAX_TOKENS = 16
 MAX_BEST_OF = 20
@@ -75,11 +76,16 @@ def read_completion(body: CompletionBody) -> CompletionRequest:
 
 def completion_spec(request: CompletionRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in completion program that answers the request."""
-    for prompt in request.prompts:
+    num_kept = request.generation.options.get("truncate_prompt_tokens")
+    for prompt in request.prompts if num_kept is None else ():
+        check = check_text if isinstance(prompt, str) else check_ids
+        check("prompt", len(prompt), model)
+    prompts = [one if isinstance(one, str) or num_kept is None else one[-num_kept:] for one in request.prompts]
+    for prompt in prompts:
         if not isinstance(prompt, str) and (largest := max(prompt)) >= model.vocab_size:
             message = f"prompt: {largest} is no token id of {model.name}; ids end at {model.vocab_size - 1}"
             raise BadRequest(message, field="prompt")
-    return model_spec("completion", {"prompts": request.prompts}, request.generation, model)
+    return model_spec("completion", {"prompts": prompts}, request.generation, model)
 
 
 def completion_of_program(request: CompletionRequest, program: ProgramInfo) -> RunSpec:

@@ -5,17 +5,19 @@ Never generates and knows no form. Used by the routes of OpenAI's and of Anthrop
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.clock import Clock
-from loopwright.core.errors import LoopwrightError, NotFound, from_info
+from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, from_info
 from loopwright.core.events import Event, Finished
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, Runs, RunSpec
 from loopwright.server.answers import Answer
+from loopwright.server.body import off_loop
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
 from loopwright.server.generation import Generation
@@ -65,7 +67,7 @@ class Generating:
 
     async def answer(self, request: Request, asked: Asked) -> Response:
         """The answer, whole or streamed. Leaving before its end cancels the run."""
-        spec, model = await self.find_spec(asked)
+        spec, model = await self.find_spec(request, asked)
 
         def begun(run: LiveRun) -> Answer:
             return self.begun(run, asked, model)
@@ -95,17 +97,17 @@ class Generating:
             model.tool_format if asked.has_tools else "",
         )
 
-    async def find_spec(self, asked: Asked) -> tuple[RunSpec, ModelInfo]:
+    async def find_spec(self, request: Request, asked: Asked) -> tuple[RunSpec, ModelInfo]:
         """The run that answers, and the model that computes it. Raises NotFound for a model that is not served here;
         BadRequest, by the request's own fields, for what it does not honour."""
         name = asked.generation.model
         try:
             for model in self.runs.models():
                 if model.name == name:
-                    return asked.of_model(model), model
+                    return await off_loop(request, partial(asked.of_model, model)), model
             for program in await self.runs.programs():
                 if PROGRAM_PREFIX + program.name == name:
-                    return asked.of_program(program), self.runs.models()[0]
+                    return await off_loop(request, partial(asked.of_program, program)), self.runs.models()[0]
         except LoopwrightError as error:
             raise asked.names(error) from None
         raise no_model(name)
@@ -125,7 +127,8 @@ class Generating:
             async with started_run(self.runs, spec) as run:
                 _, finished = await read_to_end(run)
             if finished.error is not None:
-                raise renamed(from_info(finished.error), {"text": "prompt"})
+                of_chat = {"tokens": "messages"} if arguments.get("messages") else {}
+                raise renamed(from_info(finished.error), {"text": "prompt", **of_chat})
             return finished.result
 
         return await unless_disconnected(request.receive, result())
@@ -155,7 +158,15 @@ def field_names(
         names = {"grammar.source": constraint.field, "grammar": constraint.field, **names}
     if tools is not None:
         names |= tools.field_names()
-    return lambda error: renamed(error, names)
+    return lambda error: renamed(_of_request(error, prompt_field), names)
+
+
+def _of_request(error: LoopwrightError, prompt_field: str) -> LoopwrightError:
+    """What a built-in program could not send in one call is what its client sent."""
+    if not (isinstance(error, LimitExceeded) and error.field == "max_message_bytes"):
+        return error
+    message = f"{prompt_field}: is too large: {error.message}"
+    return BadRequest(message, hint="send less, or raise limits.max_message_bytes of the server", field=prompt_field)
 
 
 def no_model(name: str) -> LoopwrightError:

@@ -16,6 +16,7 @@ from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import Parameter, ProgramInfo, RunSpec
 from loopwright.server.constraints import Constraint, GuidedBody, ResponseFormat, read_constraint
 from loopwright.server.parameters import INERT, REFUSED
+from loopwright.server.prompt_limits import MAX_BIASES, MAX_STOP_CHARS, check_number
 
 MAX_CHOICES = 128
 MAX_TOP = 20
@@ -104,6 +105,8 @@ def read_generation(
         raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
     if body.logprob_kind is not None and num_top is None:
         raise BadRequest("logprob_kind: only allowed with logprobs", field="logprob_kind")
+    check_number("logit_bias", len(body.logit_bias or ()), MAX_BIASES, "tokens")
+    check_number("stop", sum(map(len, _listed(body.stop) or ())), MAX_STOP_CHARS, "characters")
     for token in body.logit_bias or {}:
         if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
             raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")

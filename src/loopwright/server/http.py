@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,13 +31,16 @@ async def serve(
     stall_s: float = STALL_S,
     grace_s: int = GRACE_S,
     others_done: Callable[[], Awaitable[None]] | None = None,
+    listener: socket.socket | None = None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> signal.Signals | None:
     """Serves until SIGINT, SIGTERM or cancellation, then takes no more, and lets requests under way end for `grace_s`.
 
-    What no request waits for may end in the same time, on SIGTERM: `others_done` returns when it has. A second signal
-    waits for nothing. `ready` gets the port, which is chosen when `port` is 0. Clients that read nothing for `stall_s`
-    are cut off. Returns the first signal. Raises Unavailable (say, it is in use) or BadRequest."""
-    listener = listen(host, port)
+    What no request waits for may end in the same time, on SIGTERM: `others_done` returns when it has. `stopping` is
+    called at the first signal; a second one waits for nothing. `ready` gets the port, which is chosen when `port` is 0;
+    `listener` listens already, in the place of host and port. Clients that read nothing for `stall_s` are cut off.
+    Returns the first signal. Raises Unavailable (say, the port is in use) or BadRequest."""
+    listener = listener or listen(host, port)
     config = uvicorn.Config(
         app,
         http=stalling_after(stall_s),
@@ -47,7 +51,7 @@ async def serve(
         server_header=False,
         timeout_graceful_shutdown=grace_s,
     )
-    server = _Server(config, lambda: ready(listener.getsockname()[1]))
+    server = _Server(config, lambda: ready(listener.getsockname()[1]), stopping)
     with listener, _stopped_by_signals(server):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -63,8 +67,32 @@ async def serve(
     return server.stopped_by
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises Unavailable or BadRequest in one line that says what to do."""
+def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """A listening socket. With `shares_port` others that do so may listen there too, and each gets some of the
+    connections. Raises Unavailable or BadRequest in one line that says what to do."""
+    listener = bind(host, port, shares_port=shares_port)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from error
+    return listener
+
+
+def listen_at(path: Path) -> socket.socket:
+    """A Unix socket that listens; whoever may enter its folder may connect. Raises Unavailable."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen at {path}: {error.strerror or error}") from error
+    return listener
+
+
+def bind(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """A socket that has the port and does not listen. Raises as `listen`."""
     if not 0 <= port <= MAX_PORT:
         raise BadRequest(f"the port {port} does not exist", hint=f"choose one from 0 to {MAX_PORT}", field="port")
     try:
@@ -74,8 +102,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise BadRequest(f"cannot listen on {host}:{port}: {error}", hint="use an address of this machine") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise _cannot_listen(host, port, error) from error
@@ -104,12 +133,12 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server, which leaves signals to us and says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None]) -> None:
         super().__init__(config)
         self.stopped_by: signal.Signals | None = None
         self._stopped_s = 0.0
         self._is_hurried = asyncio.Event()
-        self._ready = ready
+        self._ready, self._stopping = ready, stopping
 
     def stop(self, received: signal.Signals) -> None:
         """The first signal asks to stop, the second to wait for nothing."""
@@ -119,6 +148,7 @@ class _Server(uvicorn.Server):
         else:
             self.stopped_by, self._stopped_s = received, asyncio.get_running_loop().time()
             self.should_exit = True
+            self._stopping()
 
     async def wait_for(self, work: Awaitable[None], grace_s: float) -> None:
         """Waits for the work until `grace_s` after the first signal, or a second one."""

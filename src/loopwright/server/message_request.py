@@ -19,7 +19,9 @@ from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_progra
 from loopwright.server.generation import NonEmpty, refuse
 from loopwright.server.json_text import encode_json
 from loopwright.server.message_parameters import MESSAGE_ASKS_NOTHING, MESSAGE_REFUSED
+from loopwright.server.prompt_limits import MAX_MESSAGES, check_number
 from loopwright.server.renaming import renamed
+from loopwright.server.tool_request import MAX_TOOLS
 
 Json = dict[str, Any]
 Names = dict[str, str]
@@ -159,6 +161,8 @@ class MessagesRequest:
 def read_messages_request(body: PromptBody) -> MessagesRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
     refuse(body, MESSAGE_REFUSED, MESSAGE_ASKS_NOTHING)
+    check_number("messages", len(body.messages), MAX_MESSAGES, "messages")
+    check_number("tools", len(body.tools or ()), MAX_TOOLS, "tools")
     if body.messages[-1].role == "assistant":
         field = f"messages[{len(body.messages) - 1}].role"
         raise BadRequest(f"{field}: an answer that is begun already is not supported; end with user", field=field)

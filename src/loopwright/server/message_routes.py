@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.server.blocks import BlockStream, whole_message
-from loopwright.server.body import read_body
+from loopwright.server.body import off_loop, read_body
 from loopwright.server.chat_request import prompt_arguments
 from loopwright.server.errors import AnthropicErrorBody, json_response
 from loopwright.server.generating import Asked, Generating, field_names
@@ -43,7 +43,8 @@ class MessageRoutes:
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages: the next message of a conversation, for Anthropic's clients."""
         _check_version(request)
-        asked = read_messages_request(await read_body(request, MessagesBody))
+        body = await read_body(request, MessagesBody)
+        asked = await off_loop(request, lambda: read_messages_request(body))
         chat, by_own_fields = asked.chat, asked.renamed
         of_run = field_names(chat.generation, "messages", chat.tools)
         return await self._generating.answer(
@@ -63,10 +64,11 @@ class MessageRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: how many tokens the prompt of a message has."""
         _check_version(request)
-        asked = read_messages_request(await read_body(request, PromptBody))
+        body = await read_body(request, PromptBody)
+        asked = await off_loop(request, lambda: read_messages_request(body))
         model = self._generating.model(asked.chat.body.model)
         try:
-            arguments = prompt_arguments(message_spec(asked, model))
+            arguments = await off_loop(request, lambda: prompt_arguments(message_spec(asked, model)))
         except LoopwrightError as error:
             raise asked.renamed(error) from None
         found = await self._generating.result(request, "tokenize", model, arguments)

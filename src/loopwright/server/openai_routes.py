@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.server.answers import Answer, ChunkStream, whole_answer
-from loopwright.server.body import read_body
+from loopwright.server.body import off_loop, read_body
 from loopwright.server.chat_request import ChatBody, chat_of_program, chat_spec, read_chat
 from loopwright.server.completion_request import (
     CompletionBody,
@@ -47,7 +47,8 @@ class OpenAIRoutes:
     @takes(ChatBody, answer=COMPLETION, streams=True)
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions: the next message of a chat."""
-        chat = read_chat(await read_body(request, ChatBody))
+        body = await read_body(request, ChatBody)
+        chat = await off_loop(request, lambda: read_chat(body))
         generation = chat.generation
         asked = Asked(
             generation,
@@ -63,7 +64,8 @@ class OpenAIRoutes:
     @takes(CompletionBody, answer=COMPLETION, streams=True)
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: how texts go on."""
-        completion = read_completion(await read_body(request, CompletionBody))
+        body = await read_body(request, CompletionBody)
+        completion = await off_loop(request, lambda: read_completion(body))
         generation = completion.generation
         asked = Asked(
             generation,

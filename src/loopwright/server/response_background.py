@@ -7,6 +7,7 @@ the run becomes events of its own of the response, which have the same numbers w
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, LoopwrightError, NotFound
@@ -28,13 +29,13 @@ class BackgroundResponses:
         self._making = making
         self._runs = making.generating.runs
 
-    async def begin(self, tenant: TenantId, request: ResponseRequest) -> Response:
+    async def begin(self, http: Request, tenant: TenantId, request: ResponseRequest) -> Response:
         """Starts the run, which goes on whatever its client does. Answers at once, or with the events. Raises
         BadRequest where nothing is kept."""
         if not self._making.store.max_responses:
             raise BadRequest("background: this server keeps no responses", field="background")
         asked = self._making.asked(tenant, request)
-        spec, model = await self._making.generating.find_spec(asked)
+        spec, model = await self._making.generating.find_spec(http, asked)
 
         def keep(run: LiveRun) -> Begun:
             begun = Begun(self._making.generating.begun(run, asked, model), request)

@@ -11,6 +11,7 @@ from loopwright.core.errors import BadRequest, LoopwrightError, NotFound
 from loopwright.core.ids import TenantId
 from loopwright.server.answers import Answer
 from loopwright.server.blocks import BlockStream, whole_message
+from loopwright.server.body import off_loop
 from loopwright.server.chat_request import prompt_arguments
 from loopwright.server.generating import Asked, Generating, field_names
 from loopwright.server.response_form import ResponseForm
@@ -73,7 +74,7 @@ class ResponseMaking:
         """How many tokens the prompt of a response would have."""
         model = self.generating.model(request.body.model)
         try:
-            arguments = prompt_arguments(response_spec(request, model))
+            arguments = await off_loop(http, lambda: prompt_arguments(response_spec(request, model)))
         except LoopwrightError as error:
             raise request.renamed(error) from None
         return len((await self.generating.result(http, "tokenize", model, arguments))["tokens"])

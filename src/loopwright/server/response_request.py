@@ -17,9 +17,11 @@ from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
 from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
 from loopwright.server.generation import NonEmpty, SamplingBody, Top, refuse
+from loopwright.server.prompt_limits import MAX_MESSAGES, check_number
 from loopwright.server.renaming import renamed
 from loopwright.server.response_items import REFERENCE, Placed, as_messages, read_item
 from loopwright.server.response_parameters import RESPONSE_REFUSED
+from loopwright.server.tool_request import MAX_TOOLS
 
 Json = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
@@ -153,6 +155,9 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
         raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
     if body.background and body.store is False:
         raise BadRequest("background: only allowed when store is not false", field="background")
+    if isinstance(body.input, list):
+        check_number("input", len(body.input), MAX_MESSAGES, "items")
+    check_number("tools", len(body.tools or ()), MAX_TOOLS, "tools")
     items = _read_input(body.input, find)
     told = [Placed(read_item(item, "previous_response_id"), "previous_response_id") for item in before]
     messages, places = as_messages([*told, *items], body.instructions)
@@ -170,8 +175,9 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
 
 def response_spec(request: ResponseRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request."""
-    spec = chat_spec(request.chat, model)
-    if request.body.truncation == "auto":
+    is_cut = request.body.truncation == "auto"
+    spec = chat_spec(request.chat, model, is_cut=is_cut)
+    if is_cut:
         spec.arguments["options"]["drops_messages"] = True
     return spec
 

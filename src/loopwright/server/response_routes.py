@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound
 from loopwright.core.ids import TenantId
-from loopwright.server.body import read_body
+from loopwright.server.body import off_loop, read_body
 from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.identity import current_tenant
@@ -46,9 +46,10 @@ class ResponseRoutes:
         """POST /v1/responses: answers, and keeps the answer."""
         body = await read_body(request, ResponseBody)
         tenant = current_tenant()
-        asked = self._making.read(tenant, body, await self._before(tenant, body.previous_response_id))
+        before = await self._before(tenant, body.previous_response_id)
+        asked = await off_loop(request, lambda: self._making.read(tenant, body, before))
         if body.background:
-            return await self._background.begin(tenant, asked)
+            return await self._background.begin(request, tenant, asked)
         return await self._making.generating.answer(request, self._making.asked(tenant, asked))
 
     @takes(InputTokensBody, answer=InputTokens)
@@ -59,7 +60,7 @@ class ResponseRoutes:
         fields = {name: getattr(body, name) for name in body.__struct_fields__}
         fields["model"] = self._making.generating.model(body.model).name
         before = await self._before(tenant, body.previous_response_id)
-        asked = self._making.read(tenant, ResponseBody(**fields), before)
+        asked = await off_loop(request, lambda: self._making.read(tenant, ResponseBody(**fields), before))
         return json_response(InputTokens(await self._making.count(request, asked)))
 
     @takes(

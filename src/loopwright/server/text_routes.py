@@ -11,13 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, LoopwrightError, Unavailable
-from loopwright.server.body import read_body
+from loopwright.server.body import off_loop, read_body
 from loopwright.server.chat_request import ChatBody, MessageBody, chat_spec, prompt_arguments, read_chat
 from loopwright.server.errors import json_response
 from loopwright.server.generating import Generating
 from loopwright.server.generation import TokenId
 from loopwright.server.openapi import takes
+from loopwright.server.prompt_limits import check_number
 from loopwright.server.tool_request import ToolBody
+
+MAX_TOKENIZED_CHARS = 1 << 20
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,12 +77,13 @@ class TextRoutes:
         if body.messages is not None:
             if body.add_special_tokens is not None:
                 raise BadRequest("add_special_tokens: a chat template says it itself", field="add_special_tokens")
-            chat = read_chat(ChatBody(model=model.name, messages=body.messages, tools=body.tools))
-            arguments |= prompt_arguments(chat_spec(chat, model))
+            chat = ChatBody(model=model.name, messages=body.messages, tools=body.tools)
+            arguments |= await off_loop(request, lambda: prompt_arguments(chat_spec(read_chat(chat), model)))
             arguments["add_generation_prompt"] = body.add_generation_prompt is not False
         else:
             if body.add_generation_prompt is not None:
                 raise BadRequest("add_generation_prompt: only with messages", field="add_generation_prompt")
+            check_number("prompt", len(body.prompt or ""), MAX_TOKENIZED_CHARS, "characters")
             arguments |= {"text": body.prompt, "starts_context": body.add_special_tokens is not False}
         found = await self._generating.result(request, "tokenize", model, arguments)
         tokens, strings = found["tokens"], found["strings"]
@@ -97,10 +101,10 @@ class TextRoutes:
     @takes(ChatBody, answer=Rendered)
     async def render(self, request: Request) -> Response:
         """POST /v1/chat/completions/render: the tokens that a chat completion would run as its prompt."""
-        chat = read_chat(await read_body(request, ChatBody))
-        model = self._generating.model(chat.body.model)
-        arguments = {**prompt_arguments(chat_spec(chat, model)), "with_text": True}
-        arguments["num_kept"] = chat.body.truncate_prompt_tokens
+        body = await read_body(request, ChatBody)
+        model = self._generating.model(body.model)
+        arguments = await off_loop(request, lambda: prompt_arguments(chat_spec(read_chat(body), model)))
+        arguments |= {"with_text": True, "num_kept": body.truncate_prompt_tokens}
         found = await self._generating.result(request, "tokenize", model, arguments)
         return json_response(Rendered(model.name, tuple(found["tokens"]), found["text"], model.fingerprint))
 

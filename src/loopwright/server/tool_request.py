@@ -115,6 +115,8 @@ def read_tools(tools: Sequence[ToolBody] | None, choice: ToolChoice | None, para
         if choice not in (None, "none", "auto"):
             raise BadRequest("tool_choice: only allowed with tools", field="tool_choice")
         return None
+    if len(tools) > MAX_TOOLS:
+        raise BadRequest(f"tools: {len(tools)} tools; the limit is {MAX_TOOLS}", field="tools")
     asked = tuple(
         asked_tool(tool.function, f"tools[{place}].function", f"tools[{place}].function.parameters")
         for place, tool in enumerate(tools)
@@ -137,8 +139,6 @@ def asked_tool(function: FunctionBody, field: str, schema_field: str) -> AskedTo
 def chosen_tools(tools: tuple[AskedTool, ...], choice: ToolChoice | None, parallel: bool | None) -> AskedTools:
     """Raises BadRequest for names that are there twice or not at all, naming the field."""
     names = [one.name for one in tools]
-    if len(names) > MAX_TOOLS:
-        raise BadRequest(f"tools: {len(names)} tools; the limit is {MAX_TOOLS}", field="tools")
     for place, one in enumerate(tools):
         if one.name in names[:place]:
             field = one.field.replace("parameters", "name")

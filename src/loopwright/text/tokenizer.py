@@ -30,6 +30,9 @@ TURN_MARKS = frozenset(
 """Tokens that are control tokens whatever kind the model's file gives them: who can write one can end a turn."""
 
 
+_SHORT_CHARS = 8192
+
+
 class Encoder(Protocol):
     """The ids of any text, none of which is a control token's. Adds nothing at either end."""
 
@@ -43,7 +46,10 @@ class LibraryEncoder:
     library: Library  # has no control tokens, or treats them as plain text
 
     def encode(self, text: str) -> list[int]:
-        return list(self.library.encode(text, add_special_tokens=False).ids)
+        if len(text) <= _SHORT_CHARS:
+            return list(self.library.encode(text, add_special_tokens=False).ids)
+        # The same without where each token stands in the text, which takes the interpreter's lock for long.
+        return list(self.library.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from loopwright.core.bell import Bell, Doorbell
 from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
@@ -42,6 +43,7 @@ class ControlClient:
     def __init__(self, address: str) -> None:
         self._link = Link.connect(address, self._take, self._lost)
         self._session_ids = count()
+        self.bell = Bell()  # for RemoteSession
         self._sessions: dict[int, RemoteSession] = {}
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._is_over = asyncio.Event()
@@ -176,8 +178,7 @@ class RemoteSession:
         self._client = client
         self._completions: list[Completion] = []
         self._has_news = asyncio.Event()
-        self._tell: Callable[[], None] | None = None
-        self._telling: asyncio.Handle | None = None  # in the event loop's next turn
+        self._doorbell: Doorbell | None = None  # of a reader that wants to be told
         self._end: LoopwrightError | None = None
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
@@ -205,12 +206,11 @@ class RemoteSession:
         return self.take()
 
     def when_news(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+        self._doorbell = Doorbell(self._client.bell, tell)
 
     def take(self) -> list[Completion]:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._doorbell is not None:
+            self._doorbell.has_them()
         if not self._completions and self._end is not None:
             raise self._end
         taken, self._completions = self._completions, []
@@ -239,5 +239,5 @@ class RemoteSession:
 
     def _tell_once(self) -> None:
         self._has_news.set()
-        if self._tell is not None and self._telling is None:
-            self._telling = asyncio.get_running_loop().call_soon(self._tell)
+        if self._doorbell is not None:
+            self._doorbell.news()

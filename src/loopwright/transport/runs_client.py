@@ -39,6 +39,7 @@ class RunsClient:
     def __init__(self, address: str, clock: Clock) -> None:
         self._link = Link.connect(address, self._take, self._lost)
         self._clock = clock
+        self._is_over = asyncio.Event()
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._stream_ids = count()
         self._streams: dict[int, _Stream] = {}
@@ -118,6 +119,10 @@ class RunsClient:
     async def metrics(self) -> Measured:
         return (await self._ask(messages.MetricsAnswer, messages.AskMetrics)).measured
 
+    async def ended(self) -> None:
+        """Waits until the connection has ended, however it did."""
+        await self._is_over.wait()
+
     def peer_died(self) -> None:
         """For whoever watches the worker's process; the socket notices by itself as well."""
         self._end(DIED)
@@ -187,6 +192,7 @@ class RunsClient:
         if self.is_alive:
             self._reason = reason
         self._link.close()
+        self._is_over.set()
         if not self._welcome.done():
             self._welcome.set_exception(Unavailable(reason))
             self._welcome.exception()  # marked as seen: nobody need be waiting

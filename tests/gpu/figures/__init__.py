@@ -6,7 +6,8 @@ from figures.decoding import SAMPLING, TPOT
 from figures.exactness import NOISE
 from figures.over_http import HTTP
 from figures.prompts import PREFILL
+from figures.ranks import RANKS
 from figures.report import Section
 from figures.suites import AGENTS, MECHANISMS
 
-SECTIONS: tuple[Section, ...] = (TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, AGENTS)
+SECTIONS: tuple[Section, ...] = (TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, AGENTS, RANKS)

@@ -24,7 +24,7 @@ NUM_OUT, NUM_WORDS = 128, 22  # 22 numbers of five digits are about 128 bytes, w
 STREAMS_PER_CLIENT = 64
 START_S = 240.0
 CLIENT = Path(__file__).with_name("http_client.py")
-PROCESSES = (1, 9)  # everything in one; eight processes of programs beside server and model
+PROCESSES = ((1, 0), (9, 0), (7, 4))  # in all, eight of programs beside server and model; and HTTP in others yet
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,7 +38,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(bench: Bench, num_processes: int) -> AsyncIterator[Served]:
+async def serving(bench: Bench, num_processes: int, num_api: int) -> AsyncIterator[Served]:
     """`loopwright serve`, until the end."""
     words = [
         "serve",
@@ -51,7 +51,7 @@ async def serving(bench: Bench, num_processes: int) -> AsyncIterator[Served]:
         "--processes",
         str(num_processes),
     ]
-    settings = ["--set", "control.prefix_cache=false", "--port", "0"]
+    settings = ["--set", "control.prefix_cache=false", "--port", "0", "--api-workers", str(num_api)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loopwright", *words, *settings, stderr=asyncio.subprocess.PIPE
     )
@@ -104,19 +104,21 @@ async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT)
 
 
 async def over_http(bench: Bench) -> None:
-    bench.table("processes", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
-                "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %")  # fmt: skip
-    for num_processes in PROCESSES:
-        if not bench.has_time(25):
+    bench.table(
+        "processes + HTTP", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
+        "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %",
+    )  # fmt: skip
+    for num_processes, num_api in PROCESSES:
+        if not bench.has_time(20):
             return
-        async with serving(bench, num_processes) as served:
+        async with serving(bench, num_processes, num_api) as served:
             await read_streams(served, 256, 8)  # warm-up
             for batch in peers.BATCHES:
                 if bench.has_time(5):
-                    await _measure(bench, served, num_processes, batch)
+                    await _measure(bench, served, f"{num_processes} + {num_api}", batch)
 
 
-async def _measure(bench: Bench, served: Served, num_processes: int, batch: int) -> None:
+async def _measure(bench: Bench, served: Served, processes: str, batch: int) -> None:
     counted, cpu, began_s = await _counted(served), cpu_s(served.process.pid), time.perf_counter()
     streams = await read_streams(served, batch)
     took_s = time.perf_counter() - began_s
@@ -125,7 +127,7 @@ async def _measure(bench: Bench, served: Served, num_processes: int, batch: int)
     gaps = {name: value - counted.get(name, 0.0) for name, value in (await _counted(served)).items()}
     all_s = sum(seconds for _, seconds in spent.values())
     bench.row(
-        num_processes, batch, 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1),
+        processes, batch, 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1),
         peers.beside(bench.shape, batch), 1e3 * gaps["sum"] / max(1.0, gaps["count"]),
         1e3 * median(one["ttft_s"] for one in streams), 1e3 * all_s / NUM_OUT,
         round(batch * NUM_OUT / max(all_s, 1e-9)),

@@ -30,7 +30,7 @@ _RULES = (
     "a task is small enough, write its answer. When you are told the answers to your tasks, join them. Be "
     "brief and exact, and never repeat a task. "
 )
-_JSON_ITEMS = r"""start: "[" item ("," item)* "]"
+_JSON_ITEMS = r"""start: "[" item ("," item){32,} "]"
 item: object | string | number
 object: "{" pair ("," pair)* "}"
 pair: string ":" value

@@ -1,190 +1,243 @@
-"""Answers the questions of many rows of logits together; engine.sampler takes them one by one. Never runs a model.
+"""Answers the questions of many rows of logits together, as engine.sampler does one by one. Never waits for the device.
 
-A row that asks for something rare (typical_p, ids that must be included, a mask over a distribution, scores from a
-traced sampler) goes to engine.sampler; the others cost a handful of operations for all of them. Equal to engine.sampler
-up to the rounding of sums.
+What is launched gives each row its token on the device, where the next step finds it; what the host wants to know of it
+is on its way, and read later. Equal to engine.sampler up to the rounding of sums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import Sampling
+from loopwright.core.errors import ErrorInfo
 from loopwright.core.results import Distribution, TopLogprobs
+from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, draw_rows, ordered_top
-from loopwright.engine.sampler import Question, answer, answer_one, not_finite
-from loopwright.engine.traced import TracedAnswer, TracedRow, run_samplers
+from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
+from loopwright.engine.cuda.processing import kept_weights
+from loopwright.engine.cuda.sampling import MAX_CANDIDATES, DrawOpen, SamplingColumns, draw_rows
+from loopwright.engine.cuda.traced_rows import run_group
+from loopwright.engine.draws import draw_each, uniforms
+from loopwright.engine.sampler import Question, not_finite
+from loopwright.engine.traced import TensorState, by_graph
+from loopwright.engine.transfer import HostCopies, Landing, to_device
 
 
-def answer_together(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
-    """One result for each row of float32 logits [num_questions, vocab_size]."""
-    easy = [place for place, question in enumerate(questions) if _is_easy(question)]
-    hard = sorted(set(range(len(questions))).difference(easy))
-    found: dict[int, RowResult] = {}
-    if hard:
-        found.update(zip(hard, answer(logits[hard], [questions[place] for place in hard]), strict=True))
-    if easy:
-        chosen = logits if len(easy) == len(questions) else logits[easy]
-        found.update(zip(easy, _answer_easy(chosen, [questions[place] for place in easy]), strict=True))
-    return [found[place] for place in range(len(questions))]
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """What the step before gave rows of this one, [num_rows] each: the token that a row had from it, or -1 (int64), and
+    whether its source failed."""
+
+    token_ids: Tensor
+    has_failed: Tensor
+
+    def of(self, rows: Tensor) -> "Fed":
+        """The same of some rows."""
+        return Fed(self.token_ids[rows], self.has_failed[rows])
 
 
-def _is_easy(question: Question) -> bool:
-    return (question.sampling is None or _is_common(question.sampling)) and all(
-        request.allowed is None and not request.must_include and not request.logits and request.k <= MAX_CANDIDATES
-        for request in question.distributions
-    )
+class Answers:
+    """What was launched for some questions. `results` may be asked on any thread."""
+
+    def __init__(
+        self, logits: Tensor, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen,
+        fed: Fed | None = None,
+    ) -> None:  # fmt: skip
+        """For float32 logits [num_questions, vocab_size]."""
+        self._questions, self._copies = questions, HostCopies()
+        normalizers = logits.logsumexp(-1)
+        has_failed = ~logits.sum(-1).isfinite()  # a sum is finite only if all of its terms are
+        if fed is not None:
+            has_failed = has_failed | fed.has_failed
+        self.has_failed = has_failed
+        """[num_questions], on the device; rows whose samplers failed are not among them."""
+        self._have_failed = self._copies.take(has_failed)
+        choosing = _Choosing(questions, columns, draw_open, self._copies)
+        self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
+        self._sampled = self._told(logits, normalizers, has_failed)
+        self._tops = self._ask_tops(logits, normalizers)
+        asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
+        self._distributions = ask_distributions(logits, normalizers, asked, self._copies)
+        self._copies.sent()
+
+    @property
+    def sampled(self) -> Tensor:
+        """Int32 [2, num_questions], on the device: ids, and 1 for a row that failed or has no token."""
+        return self._sampled
+
+    @property
+    def states(self) -> Mapping[int, SamplerState]:
+        """What samplers leave to the next token, by row."""
+        return self._chosen.states
+
+    def results(self) -> list[RowResult]:
+        """One for each question. Waits for the device."""
+        self._copies.wait()
+        found = self._chosen.read()
+        tops = {row: top for rows, read in self._tops for row, top in zip(rows, read(), strict=True)}
+        distributions = iter(self._distributions())
+        results = []
+        for row, question in enumerate(self._questions):
+            mine: tuple[Distribution, ...] = tuple(next(distributions) for _ in question.distributions)
+            if self._have_failed()[row]:
+                results.append(not_finite())
+            elif (error := found.errors.get(row)) is not None:
+                results.append(RowResult(error=error))
+            else:
+                sampled = found.sampled(row, question.sampling, tops.get(row, ()))
+                results.append(RowResult(sampled, mine, None, self._chosen.states.get(row)))
+        return results
+
+    def _told(self, logits: Tensor, normalizers: Tensor, has_failed: Tensor) -> Tensor:
+        """What of the chosen tokens the next step needs; the host gets their log-probabilities."""
+        chosen = self._chosen
+        sampled = torch.ones(2, len(logits), dtype=torch.int32, device=logits.device)
+        if not chosen.rows:
+            return sampled
+        index = chosen.index
+        raw = logits[index].gather(1, chosen.token_ids[:, None])[:, 0].double() - normalizers[index].double()
+        chosen.land(self._copies, raw.clamp(max=0.0))
+        sampled[0, index] = chosen.token_ids.int()
+        sampled[1, index] = (has_failed[index] | chosen.has_failed).int()
+        return sampled
+
+    def _ask_tops(
+        self, logits: Tensor, normalizers: Tensor
+    ) -> list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]]:
+        """Raw ones, of the rows that want some, beside the processed ones."""
+        wanted = {
+            row: one.top_logprobs for row, question in enumerate(self._questions)
+            if (one := question.sampling) is not None and one.top_logprobs and one.logprobs == "raw"
+        }  # fmt: skip
+        if not wanted:
+            return self._chosen.tops
+        index = to_device(np.array(list(wanted)), logits.device)
+        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), self._copies)
+        return [*self._chosen.tops, (list(wanted), raw)]
 
 
-def _is_common(sampling: Sampling) -> bool:
-    if sampling.top_logprobs and sampling.logprobs == "processed":
+@dataclass(slots=True, eq=False)
+class _Chosen:
+    """What the rows that sample have chosen; `token_ids`, `has_failed` and `processed` are in the order of `rows`."""
+
+    rows: Sequence[int]
+    index: Tensor | slice  # of the rows
+    token_ids: Tensor
+    has_failed: Tensor
+    processed: Tensor  # float64 log-probabilities
+    states: dict[int, TensorState] = field(default_factory=dict)
+    tops: list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]] = field(default_factory=list)
+    errors: list[tuple[Sequence[int], Callable[[], list[ErrorInfo | None]]]] = field(default_factory=list)
+    landed: Sequence[Landing] = ()
+
+    def land(self, copies: HostCopies, raw: Tensor) -> None:
+        """Copies what the host wants to know."""
+        self.landed = [copies.take(one) for one in (self.token_ids, raw, self.processed)]
+
+    def read(self) -> "_Read":
+        """When the copies are there."""
+        errors = {row: error for rows, read in self.errors for row, error in zip(rows, read(), strict=True) if error}
+        columns = [one().tolist() for one in self.landed] or [[], [], []]
+        return _Read({row: one for row, *one in zip(self.rows, *columns, strict=True)}, errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    chosen: Mapping[int, Sequence[float]]  # token, raw and processed log-probability, by row
+    errors: Mapping[int, ErrorInfo]
+
+    def sampled(self, row: int, sampling: Sampling | None, top: TopLogprobs) -> tuple[Sampled, ...]:
+        if sampling is None:
+            return ()
+        token, raw, processed = self.chosen[row]
+        return (Sampled(int(token), raw if sampling.logprobs == "raw" else min(0.0, processed), top),)
+
+
+class _Choosing:
+    """Has rows choose their tokens, each in the way that it needs."""
+
+    def __init__(
+        self, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen, copies: HostCopies
+    ) -> None:
+        self._questions, self._columns, self._draw_open, self._copies = questions, columns, draw_open, copies
+
+    def choose(self, logits: Tensor, fed: Tensor | None) -> _Chosen:
+        """Of all rows that sample."""
+        rows = [row for row, one in enumerate(self._questions) if one.sampling is not None]
+        device = logits.device
+        index = slice(None) if len(rows) == len(self._questions) else to_device(np.array(rows, np.int64), device)
+        num = len(rows)
+        chosen = _Chosen(
+            rows, index, torch.zeros(num, dtype=torch.int64, device=device),
+            torch.zeros(num, dtype=torch.bool, device=device), torch.zeros(num, dtype=torch.float64, device=device),
+        )  # fmt: skip
+        if not rows:
+            return chosen
+        questions = [self._questions[row] for row in rows]
+        scores = adjusted(logits[index], questions, None if fed is None else fed[index])
+        traced = [place for place, one in enumerate(questions) if one.sampler is not None]
+        runs = [one for place in traced if (one := questions[place].sampler) is not None]
+        for graph, numbers in by_graph(runs).items():
+            places = [traced[number] for number in numbers]
+            group = run_group(graph, [questions[place] for place in places], _of(scores, places), self._copies)
+            if group.scores is not None:
+                self._filter(group.scores, places, chosen)
+            if group.token_ids is not None:
+                _put(chosen.token_ids, places, group.token_ids)
+            _put(chosen.has_failed, places, group.has_failed)
+            chosen.states.update(zip([rows[place] for place in places], group.states, strict=True))
+            chosen.errors.append(([rows[place] for place in places], group.errors))
+        common = [place for place, one in enumerate(questions) if one.sampler is None and _is_common(one.sampling)]
+        if common:
+            self._draw(_of(scores, common), common, chosen)
+        rare = sorted(set(range(num)).difference(common, traced))
+        if rare:
+            self._filter(_of(scores, rare).double(), rare, chosen)
+        return chosen
+
+    def _draw(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
+        asked = [self._questions[chosen.rows[place]] for place in places]
+        samplings = self._columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
+        positions = np.array([one.position for one in asked])
+        token_ids, processed = draw_rows(scores, samplings, positions, self._draw_open)
+        _put(chosen.token_ids, places, token_ids)
+        _put(chosen.processed, places, processed.double())
+
+    def _filter(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
+        """Rows that need the whole vocabulary in order."""
+        asked = [self._questions[chosen.rows[place]] for place in places]
+        own = [one.sampling for one in asked if one.sampling is not None]
+        samplings = self._columns.of_adjusted(own)
+        weights = kept_weights(scores, samplings)
+        numbers = uniforms(samplings.seeds, np.array([one.position for one in asked]))
+        token_ids, totals = draw_each(weights, to_device(numbers, scores.device)), weights.sum(-1)
+        _put(chosen.token_ids, places, token_ids)
+        _put(chosen.processed, places, (weights.gather(1, token_ids[:, None])[:, 0] / totals).log())
+        listing = [number for number, one in enumerate(own) if one.top_logprobs and one.logprobs == "processed"]
+        if listing:
+            sizes = [own[number].top_logprobs for number in listing]
+            read = ask_tops(_of(weights, listing).log(), _of(totals, listing).log(), sizes, self._copies)
+            chosen.tops.append(([chosen.rows[places[number]] for number in listing], read))
+
+
+def _is_common(sampling: Sampling | None) -> bool:
+    """Whether the likeliest tokens say enough."""
+    if sampling is None or (sampling.top_logprobs and sampling.logprobs == "processed"):
         return False
     return sampling.temperature == 0 or (sampling.typical_p == 1 and sampling.top_k < MAX_CANDIDATES)
 
 
-@dataclass(slots=True)
-class _Chosen:
-    """What rows chose, by place: ids and processed log-probabilities; and what samplers gave, of all rows with one.
-    A finite row that has neither an id nor nothing to choose is left to engine.sampler."""
-
-    token_ids: dict[int, int] = field(default_factory=dict)
-    processed: dict[int, float] = field(default_factory=dict)
-    traced: dict[int, TracedAnswer] = field(default_factory=dict)
+def _of(values: Tensor, places: Sequence[int]) -> Tensor:
+    """The rows at `places`, which ascend."""
+    return values if len(places) == len(values) else values[to_device(np.array(places), values.device)]
 
 
-def _answer_easy(logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
-    normalizers = logits.logsumexp(-1)
-    are_finite: list[bool] = logits.sum(-1).isfinite().tolist()
-    sampling = [place for place, one in enumerate(questions) if one.sampling is not None and are_finite[place]]
-    chosen = _choose(logits, questions, sampling) if sampling else _Chosen()
-    raw = _raw_logprobs(logits, normalizers, chosen.token_ids)
-    tops = _top_logprobs(logits, normalizers, questions)
-    distributions = _distributions(logits, normalizers, questions)
-    results = []
-    for place, question in enumerate(questions):
-        if not are_finite[place]:
-            results.append(not_finite())
-        elif question.sampling is not None and place not in chosen.token_ids:
-            results.append(answer_one(logits[place], float(normalizers[place]), question, chosen.traced.get(place)))
-        else:
-            sampled: tuple[Sampled, ...] = ()
-            if question.sampling is not None:
-                logprob = raw[place] if question.sampling.logprobs == "raw" else chosen.processed[place]
-                sampled = (Sampled(chosen.token_ids[place], logprob, tops.get(place, ())),)
-            traced = chosen.traced.get(place)
-            results.append(RowResult(sampled, distributions[place], None, traced.state if traced else None))
-    return results
-
-
-def _choose(logits: Tensor, questions: Sequence[Question], places: Sequence[int]) -> _Chosen:
-    """Of the rows at `places`, which are finite and sample."""
-    chosen = _Chosen()
-    rows = adjusted(logits[torch.tensor(places, device=logits.device)], [questions[place] for place in places])
-    traced = [row for row, place in enumerate(places) if questions[place].sampler is not None]
-    drawing = [row for row, place in enumerate(places) if questions[place].sampler is None]
-    if traced:
-        _run_traced(rows, [(row, places[row], questions[places[row]]) for row in traced], chosen)
-    if drawing:
-        asked = [questions[places[row]] for row in drawing]
-        samplings = RowSamplings.of([_after_adjusting(one.sampling) for one in asked if one.sampling], logits.device)
-        own = rows if len(drawing) == len(places) else rows[torch.tensor(drawing, device=logits.device)]
-        drawn = draw_rows(own, samplings, np.array([one.position for one in asked]))
-        still_open = set(drawn.open_rows())
-        for number, (token_id, logprob) in enumerate(zip(drawn.ids.tolist(), drawn.logprobs.tolist(), strict=True)):
-            if number not in still_open:
-                place = places[drawing[number]]
-                chosen.token_ids[place], chosen.processed[place] = token_id, logprob
-    return chosen
-
-
-def _after_adjusting(sampling: Sampling) -> Sampling:
-    return replace(
-        sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias={}, allowed=None,
-        top_logprobs=0,
-    )  # fmt: skip
-
-
-def _run_traced(rows: Tensor, asked: Sequence[tuple[int, int, Question]], chosen: _Chosen) -> None:
-    """(row of `rows`, place, question) each. Tokens that may not be are left out: engine.sampler says why."""
-    scores = rows.double()
-    runs = [
-        TracedRow(question.sampler, scores[row], question.sampling.seed, question.position)
-        for row, _, question in asked
-        if question.sampler is not None and question.sampling is not None
-    ]
-    answers = run_samplers(runs)
-    numbers = [(row, place, one) for (row, place, _), one in zip(asked, answers, strict=True) if len(one.result) == 1]
-    for (_, place, _), one in zip(asked, answers, strict=True):
-        chosen.traced[place] = one
-    if not numbers:
-        return
-    values = torch.cat([one.result for _, _, one in numbers])
-    index = values.nan_to_num(0.0).clamp(0, rows.shape[1] - 1).long()
-    picked = scores[torch.tensor([row for row, _, _ in numbers], device=rows.device), index]
-    is_token = (index == values) & (picked > -torch.inf)
-    for (_, place, one), token_id, is_good in zip(numbers, index.tolist(), is_token.tolist(), strict=True):
-        if is_good and one.failure is None:
-            chosen.token_ids[place], chosen.processed[place] = token_id, 0.0
-
-
-def _raw_logprobs(logits: Tensor, normalizers: Tensor, token_ids: Mapping[int, int]) -> dict[int, float]:
-    if not token_ids:
-        return {}
-    at = torch.tensor([list(token_ids), list(token_ids.values())], device=logits.device)
-    found = logits[at[0], at[1]].double() - normalizers[at[0]].double()
-    return dict(zip(token_ids, found.clamp(max=0.0).tolist(), strict=True))
-
-
-def _top_logprobs(logits: Tensor, normalizers: Tensor, questions: Sequence[Question]) -> dict[int, TopLogprobs]:
-    """Raw ones, of the rows that want some."""
-    wanted = {place: one.sampling.top_logprobs for place, one in enumerate(questions)
-              if one.sampling is not None and one.sampling.top_logprobs}  # fmt: skip
-    if not wanted:
-        return {}
-    rows = torch.tensor(list(wanted), device=logits.device)
-    values, ids = ordered_top(logits[rows], min(max(wanted.values()), logits.shape[1]))
-    logprobs = values.double() - normalizers[rows].double()[:, None]
-    pairs = zip(wanted.items(), ids.tolist(), logprobs.tolist(), strict=True)
-    return {place: tuple(zip(ids[:num], numbers[:num], strict=True)) for (place, num), ids, numbers in pairs}
-
-
-def _distributions(
-    logits: Tensor, normalizers: Tensor, questions: Sequence[Question]
-) -> list[tuple[Distribution, ...]]:
-    """What each row asks for, as engine.sampler.distribution makes it."""
-    asked = [(place, request) for place, question in enumerate(questions) for request in question.distributions]
-    if not asked:
-        return [()] * len(questions)
-    rows = torch.tensor([place for place, _ in asked], device=logits.device)
-    vocab_size = logits.shape[1]
-    values, ids = ordered_top(logits[rows], min(max(request.k for _, request in asked), vocab_size))
-    logprobs = (values.double() - normalizers[rows].double()[:, None]).float()
-    host_ids, host_logprobs = ids.int().cpu().numpy().astype("<i4"), logprobs.cpu().numpy().astype("<f4")
-    entropies = _entropies(logits, normalizers, [place for place, request in asked if request.entropy])
-    found: list[list[Distribution]] = [[] for _ in questions]
-    for number, (place, request) in enumerate(asked):
-        k = min(request.k, vocab_size)
-        mine = host_logprobs[number, :k]
-        covered = min(1.0, float(np.exp(mine.astype(np.float64)).sum()))
-        found[place].append(
-            Distribution(
-                ids=host_ids[number, :k].tobytes(), logprobs=mine.tobytes(), covered=covered, tail_mass=1.0 - covered,
-                truncated=k < vocab_size, entropy=entropies.get(place) if request.entropy else None,
-            )
-        )  # fmt: skip
-    return [tuple(one) for one in found]
-
-
-def _entropies(logits: Tensor, normalizers: Tensor, places: Sequence[int]) -> dict[int, float]:
-    """In nats."""
-    if not places:
-        return {}
-    rows = torch.tensor(sorted(set(places)), device=logits.device)
-    probabilities = (logits[rows].double() - normalizers[rows].double()[:, None]).exp()
-    return dict(zip(rows.tolist(), torch.special.entr(probabilities).sum(-1).tolist(), strict=True))
+def _put(target: Tensor, places: Sequence[int], values: Tensor) -> None:
+    if len(places) == len(target):
+        target.copy_(values)
+    else:
+        target[to_device(np.array(places), target.device)] = values

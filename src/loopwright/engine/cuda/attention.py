@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from loopwright.engine.attention import AttentionRow, visible_places
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
+from loopwright.engine.transfer import to_device
 
 
 class PlannedRows(Protocol):
@@ -89,7 +90,7 @@ def used_places(row: AttentionRow, device: torch.device) -> Tensor:
     num_places = row.kv_len + row.num_tokens
     blocks = np.asarray(row.block_ids[: -(-num_places // BLOCK_SIZE)], np.int64)
     places = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:num_places]
-    return torch.from_numpy(places).to(device)
+    return to_device(places, device)
 
 
 def new_places(rows: Sequence[AttentionRow]) -> NDArray[np.int64]:
@@ -115,7 +116,7 @@ def visible(rows: Sequence[AttentionRow], all_positions: Tensor, positions: Tens
             seen = np.arange(num_places) <= own[:, None]
         else:
             seen = np.stack([visible_places(runs, num_places) for runs in row.mask])
-        is_seen = torch.from_numpy(seen).to(positions.device)
+        is_seen = to_device(seen, positions.device)
         if window is not None:
             keys = all_positions[used_places(row, positions.device)]
             is_seen &= positions[start : start + row.num_tokens, None] - keys < window

@@ -11,6 +11,7 @@ from torch import Tensor
 from loopwright.core.batch import BlockCopy, KvShift
 from loopwright.engine.kv_cache import BLOCK_SIZE, block_copy_places, shifted_positions, turn
 from loopwright.engine.loaded_model import ModelConfig, Rope
+from loopwright.engine.transfer import placed
 
 
 class DeviceKvCache:
@@ -39,7 +40,7 @@ class DeviceKvCache:
         """Runs all copies at once; none may write what another reads."""
         if not copies:
             return
-        sources, targets = (one.to(self.device) for one in block_copy_places(copies))
+        sources, targets = (placed(one, self.device) for one in block_copy_places(copies))
         self.positions.index_copy_(0, targets, self.positions.index_select(0, sources))
         source, target = (divmod_places(one) for one in (sources, targets))
         for kv in self.layers:

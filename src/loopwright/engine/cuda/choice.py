@@ -32,6 +32,7 @@ class DeviceChoice:
     has_kernels: bool
     reason: str
     fewer_bits: WeightDtype | None = None  # how matrices are kept, if not in `dtype`
+    num_ranks: int = 1  # that share the model
     is_deterministic: bool = False
 
     @property
@@ -57,7 +58,7 @@ def choose_device(
     chosen, reason = _described(dtype, attention, is_deterministic=is_deterministic)
     return DeviceChoice(
         torch.device("cuda"), kept, chosen, _has_triton(), reason, dtype if dtype in FEWER_BITS else None,
-        is_deterministic,
+        is_deterministic=is_deterministic,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.matrices import KindOf, Matrix
 from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+from loopwright.engine.transfer import to_device
 
 _FITTING = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -61,13 +62,15 @@ class DeviceDecoder:
     ) -> None:  # fmt: skip
         assert misfit(model.config) is None, misfit(model.config)
         self._config, self._attention, self._operations = model.config, attention, operations
+        self._ranks = model.ranks
         self.cache, self.device = cache, cache.device
 
         def placed(name: str) -> Tensor:
             return model.weights[name].to(cache.device, dtype).contiguous()
 
         def kept(name: str) -> Matrix:
-            weight = model.weights["embedding" if name == "head" and model.config.is_head_tied else name]
+            is_tied = name == "head" and model.config.is_head_tied
+            weight = model.own_rows(model.weights["embedding"]) if is_tied else model.weights[name]
             return Matrix.of(weight, kind_of(name), cache.device, dtype)
 
         def layer(index: int) -> _Layer:
@@ -82,7 +85,8 @@ class DeviceDecoder:
 
         self.embedding = placed("embedding")
         is_shared = model.config.is_head_tied and kind_of("head") == "plain"
-        self._head = Matrix("plain", self.embedding, None, self.embedding.shape[1]) if is_shared else kept("head")
+        own = model.own_rows(self.embedding)
+        self._head = Matrix("plain", own, None, own.shape[1]) if is_shared else kept("head")
         self._final_norm = placed("final_norm")
         self._layers = [layer(index) for index in range(model.config.num_layers)]
         ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
@@ -102,7 +106,7 @@ class DeviceDecoder:
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
         """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         self._run_layers(hidden, self._rotations(positions), places, planned.attend)
@@ -119,7 +123,7 @@ class DeviceDecoder:
             places,
             lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
-        return self._operations.logits(normalized, self._head)
+        return self._logits(normalized)
 
     def forward_beside(
         self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
@@ -127,7 +131,7 @@ class DeviceDecoder:
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
         attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' tokens."""
         begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
-        places = torch.from_numpy(new_places(rows)).to(self.cache.device)
+        places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
@@ -139,7 +143,7 @@ class DeviceDecoder:
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
         normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
-        return self._operations.logits(normalized[:num_rows], self._head), residual[num_rows:]
+        return self._logits(normalized[:num_rows]), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
@@ -147,7 +151,7 @@ class DeviceDecoder:
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
-        return self._operations.logits(normalized.to(self.embedding.dtype), self._head)
+        return self._logits(normalized.to(self.embedding.dtype))
 
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
@@ -165,9 +169,9 @@ class DeviceDecoder:
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
             )
-            added = operations.project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            added = self._project_onto(residual, attend(index, query), layer.output, layer.output_bias)
             normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
-            added = operations.project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
+            added = self._project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
         return operations.add_norm(added, residual, self._final_norm, epsilon)
 
     def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
@@ -181,3 +185,13 @@ class DeviceDecoder:
         """[num_tokens, num_heads, head_dim] → the same."""
         rows = heads.float().reshape(-1, heads.shape[-1])
         return self._operations.add_norm(None, rows, weight, self._config.norm_epsilon).view(heads.shape)
+
+    def _project_onto(self, residual: Tensor, vectors: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor | None:
+        """As Operations.project_onto, of all ranks."""
+        if self._ranks.num_ranks == 1:
+            return self._operations.project_onto(residual, vectors, weight, bias)
+        return self._ranks.add_up(self._operations.project(vectors, weight, bias))
+
+    def _logits(self, normalized: Tensor) -> Tensor:
+        """Of all ranks."""
+        return self._ranks.side_by_side(self._operations.logits(normalized, self._head))

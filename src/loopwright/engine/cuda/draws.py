@@ -4,7 +4,7 @@ The samplings of the rows are copied to where the graphs read them when they cha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from loopwright.core.calls import Sampling
 from loopwright.engine.cuda.buffers import DecodeBuffers
-from loopwright.engine.cuda.sampling import RowSamplings, draw_with
+from loopwright.engine.cuda.sampling import DrawOpen, RowSamplings, draw_with, outputs_of
+from loopwright.engine.transfer import to_device
 
 _COLUMNS = ("is_wide", "temperatures", "greedy", "processed", "top_k", "top_p", "min_p")
 _KINDS = ((True, False), (False, True), (True, True))  # whether rows filter, and whether rows draw from everything
@@ -23,22 +24,18 @@ Capture = Callable[[Callable[[], Tensor]], Any]
 """Captures a function; what it gives has `replay`, which gives the function's result."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Graph:
-    captured: Any
-    is_open: Tensor
-
-
 class CapturedDraws:
     """For up to `max_rows` rows. `capture` is called once for each size of batch."""
 
-    def __init__(self, buffers: DecodeBuffers, max_rows: int, advance: Callable[[DecodeBuffers, int], None]) -> None:
+    def __init__(
+        self, buffers: DecodeBuffers, max_rows: int, advance: Callable[[DecodeBuffers, int], None], draw_open: DrawOpen
+    ) -> None:
         device = buffers.inputs.device
         plain = RowSamplings.of([Sampling(logprobs="processed")] * max_rows, device)
         self._columns = {name: getattr(plain, name) for name in _COLUMNS}
         self._numbers = torch.zeros(max_rows, dtype=torch.float64, device=device)
-        self._template, self._buffers, self._advance = plain, buffers, advance
-        self._graphs: dict[tuple[int, bool, bool], _Graph] = {}
+        self._template, self._buffers, self._advance, self._draw_open = plain, buffers, advance, draw_open
+        self._graphs: dict[tuple[int, bool, bool], Any] = {}
         self._placed: RowSamplings | None = None
 
     def capture(self, size: int, logits: Tensor, capture: Capture) -> None:
@@ -50,29 +47,26 @@ class CapturedDraws:
             )  # fmt: skip
 
             def run(samplings: RowSamplings = samplings) -> Tensor:
-                drawn = draw_with(logits, samplings, self._numbers[:size])
-                self._buffers.outputs[:, :size] = drawn.outputs(logits)
+                drawn = draw_with(logits, samplings, self._numbers[:size], self._draw_open)
+                self._buffers.outputs[:, :size] = outputs_of(logits, *drawn)
                 self._buffers.outputs[2, :size] |= self._buffers.failed[:size]
                 self._advance(self._buffers, size)
-                return drawn.is_open
+                return self._buffers.outputs
 
-            captured = capture(run)
-            self._graphs[size, may_overflow, has_wide] = _Graph(captured, captured.result)
+            self._graphs[size, may_overflow, has_wide] = capture(run)
 
-    def draw(self, size: int, samplings: RowSamplings, positions: NDArray[np.integer]) -> list[int] | None:
-        """Writes what is drawn to the outputs and makes it the next step's inputs; the rows that are open. None if
-        nothing was captured for this size."""
+    def draw(self, size: int, samplings: RowSamplings, positions: NDArray[np.integer]) -> bool:
+        """Writes what is drawn to the outputs and makes it the next step's inputs. False if nothing was captured for
+        this size."""
         graph = self._graphs.get((size, samplings.may_overflow, samplings.has_wide or not samplings.may_overflow))
         if graph is None:
-            return None
+            return False
         num_rows = len(positions)
         if self._placed is not samplings:
             for name, column in self._columns.items():
-                given = getattr(samplings, name)
-                column[:num_rows] = False if given is None else given
+                column[:num_rows] = getattr(samplings, name)
+            self._columns["greedy"][num_rows:] = True  # rows that nobody looks at filter nothing
             self._placed = samplings
-        self._numbers[:num_rows] = torch.from_numpy(samplings.numbers(positions)).pin_memory().to(
-            self._numbers.device, non_blocking=True
-        )  # fmt: skip
-        graph.captured.replay()
-        return graph.is_open[:num_rows].nonzero()[:, 0].tolist() if samplings.may_overflow else []
+        self._numbers[:num_rows] = to_device(samplings.numbers(positions), self._numbers.device)
+        graph.replay()
+        return True

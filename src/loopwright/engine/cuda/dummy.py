@@ -13,6 +13,7 @@ from loopwright.core.errors import BadRequest
 from loopwright.engine.layers import make_ropes
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, RopeScaling
 from loopwright.engine.models import find_architecture
+from loopwright.engine.shards import WHOLE, Shard, ShardedSpec, local_config, sharded_specs
 
 _LLAMA_1B = ModelConfig(
     architecture="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
@@ -43,10 +44,11 @@ def shape_config(name: str) -> ModelConfig:
 
 
 def dummy_model(
-    config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype | None = None, seed: int = 0
-) -> LoadedModel:
+    config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype | None = None, seed: int = 0,
+    shard: Shard = WHOLE,
+) -> LoadedModel:  # fmt: skip
     """Random weights, the same for the same seed on the same kind of device: on the GPU in bfloat16, or on the CPU in
-    float32 where there is none."""
+    float32 where there is none. With `shard`, that part of them: each is drawn whole, and cut."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     generator = torch.Generator(device).manual_seed(seed)
@@ -57,5 +59,17 @@ def dummy_model(
         spread = 1 / float(shape[1]) ** 0.5
         return torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(spread)
 
+    def part(name: str, whole: tuple[int, ...], mine: ShardedSpec) -> Tensor:
+        drawn = weight(name, whole)
+        if mine.is_elsewhere:
+            return drawn.zero_()
+        if mine.spec.shape == whole:
+            return drawn
+        stored = drawn.split([cut.num_rows for cut in mine.cuts])
+        cuts = zip(stored, mine.cuts, strict=True)
+        return torch.cat([one[cut.rows] if one.ndim == 1 else one[cut.rows, cut.columns] for one, cut in cuts])
+
     specs = find_architecture(config.architecture).weights(config)
-    return LoadedModel(config, {one.name: weight(one.name, one.shape) for one in specs}, make_ropes(config), "dummy")
+    parts = zip(specs, sharded_specs(config, shard), strict=True)
+    weights = {one.name: part(one.name, one.shape, mine) for one, mine in parts}
+    return LoadedModel(local_config(config, shard.num_ranks), weights, make_ropes(config), "dummy")

@@ -3,10 +3,12 @@
 Made by compose through engine.executor, driven by control.
 """
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -14,6 +16,7 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import DeviceChoice
+from loopwright.engine.cuda.launched import Launched
 from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.parts import DeviceParts
@@ -21,6 +24,9 @@ from loopwright.engine.cuda.pipeline import Pipeline
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.steps import Report
 from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.model_runner import Share
+from loopwright.engine.ranks.group import RankGroup
+from loopwright.engine.ranks.messages import Room
 
 
 class DeviceExecutor:
@@ -31,36 +37,40 @@ class DeviceExecutor:
 
     def __init__(
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
-        max_tokens: int, report: Report,
+        max_tokens: int, report: Report, group: RankGroup | None = None,
     ) -> None:  # fmt: skip
         """`num_blocks` 0 is as many as fit; `max_rows` of one token and `max_tokens` are the most in a step, 0 what the
-        memory is good for. Raises Unavailable, with the numbers, for what does not fit."""
-        max_tokens = max_tokens or step_tokens_for(model, choice, max_rows)
-        num_blocks = room_for(model, choice, num_blocks, max_rows, max_tokens)
+        memory is good for. With `group`, which it then owns, the model is rank 0's part. Raises Unavailable, with the
+        numbers, for what does not fit."""
+        room = room_for(model, choice, num_blocks, max_rows, max_tokens)
+        if group is not None:
+            room = group.meet(room, choice.device)
+            model = replace(model, ranks=group.collectives)
+        runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
         with torch.inference_mode():
-            parts = DeviceParts.make(
-                model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-                has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
-                is_deterministic=choice.is_deterministic,
-            )  # fmt: skip
-            runner = DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows)
             runner.capture(report)
+        if group is not None:
+            group.await_serving()
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
         self.exactness = "deterministic" if choice.is_deterministic else "fast"
-        self.computed_by = choice.reason
+        self.computed_by = choice.reason + (f"; {group.num_ranks} GPUs share it" if group else "")
+        self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
         self.kv_token_bytes = runner.kv_token_bytes
         self.traits = runner.traits
-        self._shape = replace(runner.shape, max_step_tokens=max_tokens)
+        self._shape = replace(runner.shape, max_step_tokens=room.step_tokens)
+        self._device = choice.device
 
         @contextmanager
         def scope() -> Iterator[None]:
             with torch.inference_mode():
                 yield
 
-        self._pipeline = Pipeline("loopwright-engine", runner.launch, scope)
+        self._group = group
+        launch = partial(_launch_shared, group, runner) if group else runner.launch
+        self._pipeline = Pipeline("loopwright-engine", launch, scope)
 
     @property
     def shape(self) -> EngineShape:
@@ -70,18 +80,54 @@ class DeviceExecutor:
         return self._pipeline.submit(batch)
 
     def close(self) -> None:
+        """Weights, KV and graphs are given back; they are the runner's, which only the threads knew."""
         self._pipeline.close()
+        if self._group is not None:
+            self._group.close()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
-def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> int:
-    """Blocks of KV. On the CPU nothing is counted: what was asked for, or 2048."""
+@dataclass(frozen=True, slots=True)
+class _SharedStep:
+    """A batch under way on all ranks."""
+
+    group: RankGroup
+    launched: Launched
+
+    def result(self) -> StepResult:
+        return self.group.read(self.launched.result)
+
+
+def _launch_shared(group: RankGroup, runner: DeviceRunner, batch: Batch) -> _SharedStep:
+    return _SharedStep(group, group.run(partial(runner.launch, batch)))
+
+
+def device_runner(
+    model: LoadedModel, choice: DeviceChoice, num_blocks: int, num_slots: int, max_rows: int,
+    share: Share | None = None,
+) -> DeviceRunner:  # fmt: skip
+    """The runner of a model, or of a rank's part of one, with all that it needs on the device."""
+    with torch.inference_mode():
+        parts = DeviceParts.make(
+            model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
+            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights), is_deterministic=choice.is_deterministic,
+        )  # fmt: skip
+        return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
+
+
+def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> Room:
+    """Blocks of KV and tokens of a step, beside a model or a rank's part of one. On the CPU nothing is counted: what
+    was asked for, or 2048 blocks."""
+    max_tokens = max_tokens or step_tokens_for(model, choice, max_rows)
     if choice.device.type != "cuda":
-        return wanted or 2048
+        return Room(wanted or 2048, max_tokens)
     plan = MemoryPlan.of(
         model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, max_tokens=max_tokens,
-        free_bytes=_free_bytes(model, choice),
+        free_bytes=_free_bytes(model, choice), num_ranks=choice.num_ranks,
     )  # fmt: skip
-    return plan.num_blocks(wanted)
+    return Room(plan.num_blocks(wanted), max_tokens)
 
 
 def step_tokens_for(model: LoadedModel, choice: DeviceChoice, max_rows: int) -> int:
@@ -89,7 +135,14 @@ def step_tokens_for(model: LoadedModel, choice: DeviceChoice, max_rows: int) -> 
     if choice.device.type != "cuda":
         return max(512, 2 * max_rows)
     free = _free_bytes(model, choice)
-    return step_tokens(model.config, choice.dtype, kinds(choice.weights), max_rows=max_rows, free_bytes=free)
+    return step_tokens(
+        model.config,
+        choice.dtype,
+        kinds(choice.weights),
+        max_rows=max_rows,
+        free_bytes=free,
+        num_ranks=choice.num_ranks,
+    )
 
 
 def _free_bytes(model: LoadedModel, choice: DeviceChoice) -> int:

@@ -17,6 +17,7 @@ from loopwright.engine.cuda.attention_plan import PageLists
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
+from loopwright.engine.transfer import to_device
 
 _WORKSPACE_BYTES = 512 << 20
 _FA3_HEAD_DIM = 128
@@ -77,7 +78,7 @@ class _FlashInferRows:
                     continue
                 chosen = [rows[i] for i in members]
                 index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-                tokens = torch.from_numpy(index).to(cache.device)
+                tokens = to_device(index, cache.device)
                 mask = None
                 if has_mask:
                     seen = visible(chosen, cache.positions, positions[tokens], window)

@@ -11,11 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import product_kernels, token_kernels
+from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Rotation
+from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -132,6 +133,9 @@ class TritonOperations:
             best, found, buffers.outputs, buffers.inputs, parts, num_rows * parts, buffers.inputs.stride(0),
             PARTS=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
+
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        draw_kernels.draw_open(logits, samplings, numbers, drawn)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](

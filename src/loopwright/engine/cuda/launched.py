@@ -1,38 +1,45 @@
 """A batch under way: what is known of its rows already, and what the device is still writing. Never launches anything.
 
-Made by the runner, read on the thread that tells control, and by the runner where a row of the next batch has to know.
+Made by the runner, read on the thread that tells control.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, RowResult, Sampled, StepResult
 from loopwright.core.errors import ErrorInfo
+from loopwright.engine.model_runner import Asked
 from loopwright.engine.sampler import not_finite
+from loopwright.engine.transfer import HostCopies
+
+if TYPE_CHECKING:
+    from loopwright.core.samplers import SamplerState
+
+
+class Pending(Protocol):
+    """Rows whose results are on their way to the host."""
+
+    def results(self) -> list[RowResult]:
+        """Waits for the device."""
+        ...
 
 
 class Reading:
-    """Drawn tokens on their way to the host: outputs [3, num_rows] as in DecodeBuffers."""
+    """Drawn tokens: outputs [3, num_rows] as in DecodeBuffers. Implements Pending."""
 
     def __init__(self, outputs: Tensor) -> None:
-        self._ready: torch.cuda.Event | None = None
-        if not outputs.is_cuda:
-            self._host = outputs.clone()
-            return
-        self._host = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True)
-        self._host.copy_(outputs, non_blocking=True)
-        self._ready = torch.cuda.Event()
-        self._ready.record()
+        self._copies = HostCopies()
+        self._landed = self._copies.take(outputs)
+        self._copies.sent()
 
     def columns(self) -> tuple[list[int], list[float], dict[int, ErrorInfo]]:
         """Ids, log-probabilities, and errors by row. Waits for the device."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        numbers = self._host.numpy()
+        self._copies.wait()
+        numbers = self._landed()
         errors: dict[int, ErrorInfo] = {}
         for row in np.flatnonzero(numbers[2]).tolist():
             error = not_finite().error
@@ -49,23 +56,36 @@ class Reading:
         ]
 
 
+class Assembled:
+    """Rows that asked several questions each, in the order in which `answers` have them. Implements Pending."""
+
+    def __init__(self, asked: Sequence[Asked], answers: Sequence[Pending]) -> None:
+        self._asked, self._answers = asked, answers
+
+    def results(self) -> list[RowResult]:
+        """One for each row."""
+        found: Iterator[RowResult] = iter([one for answers in self._answers for one in answers.results()])
+        return [one.assemble(found) for one in self._asked]
+
+
+Part = tuple[Pending, Sequence[int]]
+"""Results on their way, and the places of the rows that they are of."""
+
+
 class Launched:
     """A batch under way. Any thread may ask it."""
 
     def __init__(
-        self,
-        batch: Batch,
-        num_decodes: int,
-        known: Mapping[int, RowResult],
-        readings: Sequence[tuple[Reading, Sequence[int]]],
-        heads: Sequence[RowResult],
-        shifts: Sequence[RowResult],
-    ) -> None:
-        """The first `num_decodes` rows of the first reading are the batch's decode rows. Of all other rows, and of
-        those of them that were asked more, `known` has the result, or a reading, by places among `all_rows`."""
+        self, batch: Batch, num_decodes: int, known: Mapping[int, RowResult],
+        step: tuple[Reading, Sequence[int]] | None, parts: Sequence[Part],
+        heads: tuple[Mapping[int, RowResult], Sequence[Part]], shifts: Sequence[RowResult],
+    ) -> None:  # fmt: skip
+        """`known` and `parts` have the results of rows by their places among `all_rows`; `step` those of the decode
+        step that have no other, the batch's `num_decodes` decode rows first. `heads` likewise, by place among them."""
         self.sampled: Tensor | None = None  # [2, rows]: ids and failures on the device
+        self.states: Mapping[int, SamplerState] = {}  # what samplers leave to the next token, by place
         self.tell: Callable[[Sequence[int]], None] | None = None  # is told the decode rows' ids
-        self._batch, self._num_decodes, self._known, self._readings = batch, num_decodes, known, readings
+        self._batch, self._num_decodes, self._known, self._step, self._parts = batch, num_decodes, known, step, parts
         self._heads, self._shifts = heads, shifts
         self._lock = Lock()
         self._result: StepResult | None = None
@@ -77,38 +97,30 @@ class Launched:
                 self._result = self._read()
             return self._result
 
-    def row_result(self, place: int) -> RowResult:
-        """Of one of the batch's `all_rows`; nothing for a row that it has not."""
-        result = self.result()
-        decodes = result.decodes
-        num_decodes = len(decodes.token_ids)
-        if place >= num_decodes:
-            return result.rows[place - num_decodes] if place - num_decodes < len(result.rows) else RowResult()
-        if place in decodes.errors:
-            return RowResult(error=decodes.errors[place])
-        return RowResult((Sampled(decodes.token_ids[place], decodes.logprobs[place]),))
-
     def _read(self) -> StepResult:
-        decoded, found = NO_DECODE_RESULT, dict(self._known)
-        num = self._num_decodes
-        for reading, places in self._readings:
-            if num and places[0] == 0:
-                decoded = self._decoded(reading)
-                if len(places) == num:
-                    continue
-            for place, result in zip(places, reading.results(), strict=True):
-                found.setdefault(place, result)
-        results = [found[place] for place in range(num, len(self._batch.decodes) + len(self._batch.rows))]
-        if num < len(self._batch.decodes):  # decode rows ran as the others do
-            return StepResult.of_all_rows(self._batch, results, self._heads, self._shifts)
-        return StepResult(decoded, tuple(results), self._heads, self._shifts)
+        num, batch = self._num_decodes, self._batch
+        found = _collected(self._known, self._parts)
+        decoded = NO_DECODE_RESULT
+        if self._step is not None:
+            reading, places = self._step
+            if num:
+                decoded = self._decoded(reading, found)
+            if len(places) > num:
+                for place, result in zip(places[num:], reading.results()[num:], strict=True):
+                    found.setdefault(place, result)
+        rows = [found[place] for place in range(num, len(batch.decodes) + len(batch.rows))]
+        heads_found = _collected(*self._heads)
+        heads = [heads_found[place] for place in range(len(batch.heads))]
+        if num < len(batch.decodes):  # decode rows ran as the others do
+            return StepResult.of_all_rows(batch, rows, heads, self._shifts)
+        return StepResult(decoded, tuple(rows), heads, self._shifts)
 
-    def _decoded(self, reading: Reading) -> DecodeResult:
+    def _decoded(self, reading: Reading, found: Mapping[int, RowResult]) -> DecodeResult:
         num = self._num_decodes
         ids, logprobs, errors = reading.columns()
         ids, logprobs = ids[:num], logprobs[:num]
         errors = {row: error for row, error in errors.items() if row < num}
-        for row, result in self._known.items():
+        for row, result in found.items():
             if row >= num:
                 continue
             if result.error is not None:
@@ -118,3 +130,10 @@ class Launched:
         if self.tell is not None:
             self.tell(ids)
         return DecodeResult(ids, logprobs, errors)
+
+
+def _collected(known: Mapping[int, RowResult], parts: Sequence[Part]) -> dict[int, RowResult]:
+    found = dict(known)
+    for pending, places in parts:
+        found.update(zip(places, pending.results(), strict=True))
+    return found

@@ -33,11 +33,14 @@ class MemoryPlan:
     @classmethod
     def of(
         cls, config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, max_tokens: int,
-        free_bytes: int,
+        free_bytes: int, num_ranks: int = 1,
     ) -> "MemoryPlan":  # fmt: skip
-        """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it."""
-        weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"))
+        """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it. Of several ranks,
+        `config` is one's own."""
+        weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"), num_ranks)
         logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
+        if num_ranks > 1:
+            logits += 8 * config.vocab_size * max(max_rows, 64)  # all ranks', as they come and side by side
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         step = max_tokens * _token_bytes(config) + logits + largest + _WORKSPACES
         return cls(weights, step, kv * BLOCK_SIZE, free_bytes)
@@ -59,12 +62,13 @@ class MemoryPlan:
 
 
 def step_tokens(
-    config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, free_bytes: int
-) -> int:
+    config: ModelConfig, dtype: torch.dtype, kind_of: KindOf | None = None, *, max_rows: int, free_bytes: int,
+    num_ranks: int = 1,
+) -> int:  # fmt: skip
     """How many tokens a step should have room for, where nobody says: the largest power of two up to 32,768 whose
     activations take a twelfth of what the weights leave, and 2,048 at least. Prompts that come together then have their
     first tokens together, if nobody decodes: after that, control cuts them to what those who do can bear."""
-    left = (free_bytes - _weight_bytes(config, dtype, kind_of or kinds("auto"))[0]) * _STEP_SHARE
+    left = (free_bytes - _weight_bytes(config, dtype, kind_of or kinds("auto"), num_ranks)[0]) * _STEP_SHARE
     tokens = _MAX_STEP_TOKENS
     while tokens > _MIN_STEP_TOKENS and tokens * _token_bytes(config) > left:
         tokens //= 2
@@ -76,12 +80,14 @@ def _token_bytes(config: ModelConfig) -> int:
     return 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
 
 
-def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf) -> tuple[int, int]:
-    """All weights, and what making the largest of those of fewer bits numbers again takes."""
+def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf, num_ranks: int) -> tuple[int, int]:
+    """All weights of a rank, and what making the largest of those of fewer bits numbers again takes."""
     total = largest = 0
     shapes = {spec.name: spec.shape for spec in find_architecture(config.architecture).weights(config)}
     if config.is_head_tied and kind_of("head") != "plain":
         shapes["head"] = shapes["embedding"]
+    if "head" in shapes:
+        shapes["head"] = (shapes["head"][0] // num_ranks, *shapes["head"][1:])
     for name, shape in shapes.items():
         kind = "plain" if len(shape) == 1 or name == "embedding" else kind_of(name)
         total += prod(shape) * dtype.itemsize if kind == "plain" else matrix_bytes(kind, shape[0], shape[1], dtype)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
 from loopwright.engine.cuda.matrices import Matrix
+from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -72,6 +74,11 @@ class Operations(Protocol):
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         """Makes the outputs the inputs of the next step, one position on."""
+        ...
+
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        """Draws again for the rows of `drawn` that are open, in place, from all float32 logits [num_rows, vocab_size]
+        that top_k, top_p and min_p leave, with `numbers` float64 [num_rows]."""
         ...
 
 
@@ -139,6 +146,9 @@ class TorchOperations:
         buffers.outputs[1, :num_rows] = logprobs.clamp(max=0.0).view(torch.int32)
         buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int() | buffers.failed[:num_rows]
         self.advance(buffers, num_rows)
+
+    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
+        processing.draw_open(logits, samplings, numbers, drawn)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]

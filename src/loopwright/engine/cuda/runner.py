@@ -1,49 +1,75 @@
 """Runs batches on a device: rows of one token as decode steps, everything else as the model runner does.
 
-Never starts a thread. `launch` returns when the work is under way, and what came of it is read later; a row that asks
-for more than a plain token (distributions, grammars, samplers of programs) is answered before `launch` returns.
+Never starts a thread and never waits for the device: `launch` returns when the work is under way, whatever the rows ask
+for, and what came of it is read later. Tokens go from one step to the next on the device.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, RowResult, StepResult
+from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, HeadRow, RowResult, StepResult
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
+from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
-from loopwright.engine.carried import fed
-from loopwright.engine.cuda.answers import answer_together
-from loopwright.engine.cuda.launched import Launched, Reading
+from loopwright.engine.cuda.answers import Answers, Fed
+from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
-from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, is_special
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, ModelRunner, isolate
+from loopwright.engine.model_runner import Asked, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
-from loopwright.engine.sampler import Question
+from loopwright.engine.transfer import to_device
 
 _GREEDY = Sampling()
-_DRAWN = RowResult()  # stands for what the device draws, until it is read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Before:
+    """What the batch before left: [2, rows] ids and failures, None if it failed; and states of samplers by place."""
+
+    sampled: Tensor | None = None
+    states: Mapping[int, SamplerState] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Other:
+    """What was launched of the rows that are in no decode step, by places among all rows."""
+
+    known: dict[int, RowResult]
+    parts: list[Part] = field(default_factory=list)
+    sampled: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)  # [2, rows] each
+    states: dict[int, SamplerState] = field(default_factory=dict)
 
 
 class DeviceRunner(ModelRunner):
     """A model with its memory on a device. `run` and `launch` must be called under torch.inference_mode."""
 
-    def __init__(self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int) -> None:
-        """`max_rows` is how many rows of one token a step has at most."""
-        super().__init__(model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder)
+    def __init__(
+        self, model: LoadedModel, parts: DeviceParts, *, num_slots: int, max_rows: int, share: Share | None = None
+    ) -> None:
+        """`max_rows` is how many rows of one token a step has at most. `share` is told each batch before any of it is
+        done, as it is: other ranks do all of it, too."""
+        super().__init__(
+            model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder, share=share
+        )
+        self._ranks = model.ranks
         self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(parts.decoder, parts.operations, max_rows=max_rows, max_blocks=max_blocks)
-        self._before: Launched | None = None  # the batch before, unless it failed
-        self._samplings: tuple[Sequence[Sampling], RowSamplings] | None = None  # of the decode rows that ran last
-        self._drawn: list[Tensor] = []  # outputs [3, rows] of the prompts of this batch
+        self._draw_open = parts.operations.draw_open
+        self._launched: Launched | None = None  # the batch before, unless it failed
+        self._before = _Before()  # the same, while a batch is launched
+        self._columns = SamplingColumns(self._device)
         self._decoder, self._forward = parts.decoder, self._forward_beside
-        self._step: _Step | None = None  # waits for the pass of the prompts
+        self._step: _Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -55,8 +81,11 @@ class DeviceRunner(ModelRunner):
 
     def launch(self, batch: Batch) -> Launched:
         """As `run`, but what the device still does is waited for by `Launched.result`."""
-        before, self._before = self._before, None
+        before, self._launched = self._launched, None
+        self._before = _Before() if before is None else _Before(before.sampled, before.states)
         check_step(batch, self.shape)
+        if self._share is not None:
+            self._share(batch)
         self._cache.copy(batch.copies)
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
@@ -67,45 +96,48 @@ class DeviceRunner(ModelRunner):
         single = [num_decodes + place for place, row in enumerate(rows) if self._is_single(row)]
         single = single[: self._steps.max_rows - num_decodes]
         stepping = [*range(num_decodes), *single]
-        known: dict[int, RowResult] = {}
-        readings: list[tuple[Reading, Sequence[int]]] = []
         others = sorted(set(range(num_decodes, num_decodes + len(rows))).difference(single))
-        step = _Step(decodes, [rows[place - num_decodes] for place in single], before) if stepping else None
-        answered = self._launch_others([_fed(rows[place - num_decodes], before) for place in others], step)
+        other, reading = _Other({}), None
+        step = self._made_step(decodes, [rows[place - num_decodes] for place in single], stepping) if stepping else None
+        if others:
+            self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
-            asked = self._launch_step(step)
-            known |= {stepping[row]: result for row, result in asked.items()}
-            readings.append((Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping))
-        known |= {place: result for place, result in zip(others, answered, strict=True) if result is not _DRAWN}
-        drawn = [place for place, result in zip(others, answered, strict=True) if result is _DRAWN]
-        outputs = torch.cat(self._drawn, dim=1) if drawn else None
-        if outputs is not None:
-            readings.append((Reading(outputs), drawn))
-        heads = isolate(batch.heads, lambda head: check_head(head, self.shape), self._run_heads)
-        launched = Launched(batch, num_decodes, known, readings, heads, shifts)
-        launched.sampled = self._sampled(num_decodes + len(rows), stepping, known, drawn, outputs)
-        if stepping and not single and not known:
+            self._launch_step(step, other)
+            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
+        heads = self._launch_heads(batch.heads)
+        launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
+        launched.sampled = self._agreed(self._sampled(num_decodes + len(rows), stepping, other), stepping)
+        launched.states = other.states
+        if stepping and not single:
             launched.tell = self._steps.tables.sampled
-        self._before = launched
+        self._launched = launched
         return launched
 
-    def _sampled(
-        self, num_rows: int, stepping: Sequence[int], known: dict[int, RowResult], drawn: Sequence[int],
-        outputs: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def _sampled(self, num_rows: int, stepping: Sequence[int], other: _Other) -> Tensor:
         """What the next batch's rows may have as their source: [2, rows], ids and failures, on the device."""
         stepped = self._steps.buffers.outputs[::2, : len(stepping)]
         if len(stepping) == num_rows:
             return stepped
         numbers = np.zeros((2, num_rows), np.int32)
-        for place, result in known.items():
-            numbers[:, place] = (0, 1) if result.token_id is None or result.error else (result.token_id, 0)
+        numbers[1, list(other.known)] = 1
         sampled = self._steps.to_device(numbers)
         if stepping:
             sampled[:, self._numbers(stepping)] = stepped
-        if outputs is not None:
-            sampled[:, self._numbers(drawn)] = outputs[::2]
+        for places, one in other.sampled:
+            sampled[:, self._numbers(places)] = one
         return sampled
+
+    def _agreed(self, sampled: Tensor, stepping: Sequence[int]) -> Tensor:
+        """What the first rank sampled, and puts it where the next step looks. Ranks have the same logits, but a sum
+        over them may be rounded in another way, and a draw fall on the other side."""
+        if self._ranks.num_ranks == 1 or not sampled.numel():
+            return sampled
+        sampled = self._ranks.take_from_first(sampled)
+        if stepping:
+            self._steps.note(range(len(stepping)), sampled[:, self._numbers(stepping)])
+        return sampled
+
+    # Rows of one token
 
     def _is_single(self, row: ForwardRow) -> bool:
         """Whether the row can be one of a decode step."""
@@ -117,70 +149,90 @@ class DeviceRunner(ModelRunner):
             return False  # the model runner says what is wrong with it
         return True
 
-    def _launch_step(self, step: "_Step") -> dict[int, RowResult]:
-        """What is known of rows already, by their place in the step. All else is in the outputs of the buffers."""
-        tables, (decodes, singles, before) = self._steps.tables, (step.decodes, step.singles, step.before)
+    def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> "_Step":
+        samplings, special = self._step_samplings(decodes, singles)
+        asking = self._asking(decodes, singles, special)
+        return _Step(decodes, singles, places, samplings, asking, self._fed(list(asking.values())))
+
+    def _launch_step(self, step: "_Step", other: _Other) -> None:
+        """Adds what is launched for rows that ask for more than a token. All else is in the outputs of the buffers."""
+        samplings = step.samplings
         try:
-            samplings = self._columns(decodes, singles)
             logits = step.logits
             if logits is None:
-                logits = self._steps.forward(decodes, singles, step.sampled, is_greedy=samplings.is_greedy)
-            is_open = [] if samplings.is_greedy else self._steps.draw(logits, samplings)
-            asked = self._answer_some(decodes, singles, sorted({*samplings.special, *is_open}), logits, before)
-            self._note(asked)
+                logits = self._steps.forward(
+                    step.decodes, step.singles, self._before.sampled, is_greedy=samplings.is_greedy
+                )
+            if not samplings.is_greedy:
+                self._steps.draw(logits, samplings)
+            if step.asking:
+                self._answer_step(step.asking, step.fed, logits, step.places, other)
         except BaseException:
-            tables.forget()
+            self._steps.tables.forget()
             raise
-        tables.sampled(None)
-        return asked
+        self._steps.tables.sampled(None)
 
-    def _note(self, asked: dict[int, RowResult]) -> None:
-        """Puts what was answered on the host where the device's own tokens are."""
-        if not asked:
-            return
-        found = [(0, 1) if one.error is not None else (one.token_id or 0, 0) for one in asked.values()]
-        sent = self._steps.to_device(np.array([list(asked), *zip(*found, strict=True)], np.int64))
-        rows, numbers = sent[0], sent[1:].int()
-        self._steps.buffers.outputs[::2].index_copy_(1, rows, numbers)
-        self._steps.buffers.inputs[::4].index_copy_(1, rows, numbers)
-
-    def _columns(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> RowSamplings:
-        """The samplings of all rows; a row of the others that asks for more, or for nothing, is special."""
+    def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
+        """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
         if not singles:
-            if self._samplings is None or self._samplings[0] is not decodes.samplings:
-                self._samplings = (decodes.samplings, RowSamplings.of(decodes.samplings, self._device))
-            return self._samplings[1]
-        own = [row.sampling if _is_plain(row) else _GREEDY for row in singles]
-        found = RowSamplings.of([*decodes.samplings, *(one or _GREEDY for one in own)], self._device)
-        return found.with_special([len(decodes) + place for place, row in enumerate(singles) if not _is_plain(row)])
+            samplings = self._columns.of(decodes.samplings)
+            return samplings, samplings.special
+        is_plain = [_is_plain(row) for row in singles]
+        own = [row.sampling or _GREEDY if plain else _GREEDY for row, plain in zip(singles, is_plain, strict=True)]
+        samplings = self._columns.of([*decodes.samplings, *own])
+        special = [place for place, plain in enumerate(is_plain, start=len(decodes)) if not plain]
+        return samplings, [*samplings.special, *special]
 
-    def _answer_some(
-        self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int], logits: Tensor,
-        before: Launched | None,
-    ) -> dict[int, RowResult]:  # fmt: skip
-        """The rows at `places` of the step as engine.sampler answers them, by place."""
-        if not places:
+    def _asking(
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], special: Sequence[int]
+    ) -> dict[int, ForwardRow]:
+        """The special rows by their place in the step, with the samplers' states."""
+        if not special:
             return {}
-        decoding = decodes.rows() if places[0] < len(decodes) else [None] * len(decodes)
-        rows = [*decoding, *singles]
-        chosen = [(place, _fed(row, before)) for place in places if (row := rows[place]) is not None]
+        decoding: Sequence[ForwardRow] = decodes.rows() if special[0] < len(decodes) else ()
+        num = len(decodes)
+        return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
 
-        def answer_all(rows: Sequence[tuple[int, ForwardRow]]) -> list[RowResult]:
-            asked = [(place, Asked.of_row(row, 1)) for place, row in rows]
-            questions = [(place, question) for place, one in asked for _, question in one.questions]
-            wanted = logits[self._numbers([place for place, _ in questions])]
-            found = iter(answer_together(wanted, [question for _, question in questions]))
-            return [one.assemble(found) for _, one in asked]
+    def _answer_step(
+        self, asking: Mapping[int, ForwardRow], fed: Fed | None, logits: Tensor, places: Sequence[int], other: _Other
+    ) -> None:
+        errors = errors_of(list(asking.values()), lambda row: check_row(row, self.shape))
+        good: list[tuple[int, int, Asked]] = []
+        for number, (place, row) in enumerate(asking.items()):
+            asked = Asked.of_row(row, 1)
+            if number in errors or not asked.questions:
+                other.known[places[place]] = errors.get(number, RowResult())
+            else:
+                good.append((number, place, asked))
+        if errors:
+            bad = [place for number, place in enumerate(asking) if number in errors]
+            self._steps.note(bad, torch.ones(2, len(bad), dtype=torch.int32, device=self._device))
+        if not good:
+            return
+        numbers, mine, asked_rows = (list(column) for column in zip(*good, strict=True))
+        if fed is not None and len(numbers) < len(asking):
+            fed = fed.of(self._numbers(numbers))
+        wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
+        answers = Answers(wanted, [one.questions[0][1] for one in asked_rows], self._columns, self._draw_open, fed)
+        self._steps.note(mine, answers.sampled)
+        own = [places[place] for place in mine]
+        other.parts.append((Assembled(asked_rows, [answers]), own))
+        other.states.update({own[number]: state for number, state in answers.states.items()})
 
-        results = isolate(chosen, lambda one: check_row(one[1], self.shape), answer_all)
-        return dict(zip(places, results, strict=True))
+    # Other rows
 
-    def _launch_others(self, rows: Sequence[ForwardRow], step: "_Step | None") -> Sequence[RowResult]:
-        """Rows that are not in a decode step: their results, or _DRAWN for those that are in `_drawn`, in order. They
-        take the step along in their pass, if there is one for them."""
-        self._drawn, self._step = [], step
+    def _launch_others(
+        self, rows: Sequence[ForwardRow], places: Sequence[int], step: "_Step | None", other: _Other
+    ) -> None:
+        """Adds what is launched for them. They take the step along in their pass, if there is one for them."""
+        errors = errors_of(rows, lambda row: check_row(row, self.shape))
+        other.known.update({places[number]: error for number, error in errors.items()})
+        good = [number for number in range(len(rows)) if number not in errors]
+        if not good:
+            return
+        self._step = step
         try:
-            return isolate(rows, lambda row: check_row(row, self.shape), self._run_rows)
+            self._run_others([self._carrying(rows[one]) for one in good], [places[one] for one in good], other)
         except BaseException:
             self._steps.tables.forget()
             raise
@@ -192,64 +244,142 @@ class DeviceRunner(ModelRunner):
         step, self._step = self._step, None
         if step is None:
             return self._decoder.forward(hidden, positions, rows)
-        is_greedy = self._columns(step.decodes, step.singles).is_greedy
         step.logits, hidden = self._steps.forward_beside(
-            step.decodes, step.singles, step.sampled, Beside(hidden, positions, rows), is_greedy=is_greedy
-        )
+            step.decodes, step.singles, self._before.sampled, Beside(hidden, positions, rows),
+            is_greedy=step.samplings.is_greedy,
+        )  # fmt: skip
         return hidden
 
-    def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
+    def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
+        fed = self._fed(rows)
         hidden, ends = self._forward_rows(rows)
-        results = [RowResult()] * len(rows)
-        plain = [place for place, row in enumerate(rows) if _is_plain(row) and not row.num_drafts]
-        samplings = [row.sampling or _GREEDY for row in (rows[place] for place in plain)]
+        plain = [number for number, row in enumerate(rows) if _is_plain(row) and not row.num_drafts]
         for start in range(0, len(plain), self._steps.max_rows):
             part = plain[start : start + self._steps.max_rows]
-            logits = self._model.logits(self._model.normalize(hidden[self._numbers([ends[one] - 1 for one in part])]))
-            columns = RowSamplings.of(samplings[start : start + len(part)], self._device)
-            drawn = draw_rows(logits, columns, np.array([rows[one].sample_position for one in part]))
-            closed = sorted(set(range(len(part))).difference(drawn.open_rows()))
-            self._drawn.append(drawn.outputs(logits)[:, self._numbers(closed)])
-            for place in closed:
-                results[part[place]] = _DRAWN
-        asking = [
-            place for place, row in enumerate(rows)
-            if results[place] is not _DRAWN and (row.sampling is not None or row.distributions)
-        ]  # fmt: skip
-        answered = self._answer(
-            [Asked.of_row(rows[place], ends[place]) for place in asking],
-            lambda index: self._model.normalize(hidden[self._numbers(index)]),
-        )
-        for place, result in zip(asking, answered, strict=True):
-            results[place] = result
-        return results
+            index = self._numbers([ends[one] - 1 for one in part])
+            outputs = self._drawn(self._model.normalize(hidden[index]), [rows[one] for one in part])
+            if fed is not None:
+                outputs[2] |= fed.of(self._numbers(part)).has_failed.int()
+            own = [places[one] for one in part]
+            other.parts.append((Reading(outputs), own))
+            other.sampled.append((own, outputs[::2]))
+        is_plain = set(plain)
+        asking = [number for number, row in enumerate(rows) if number not in is_plain]
+        asked = [Asked.of_row(rows[number], ends[number]) for number in asking]
+        silent = [number for number, one in zip(asking, asked, strict=True) if not one.questions]
+        other.known.update({places[number]: RowResult() for number in silent})
+        asking = [number for number in asking if number not in silent]
+        asked = [one for one in asked if one.questions]
+        if asked:
+            mine = None if fed is None else fed.of(self._numbers(asking))
+            found = self._ask(asked, lambda index: self._model.normalize(hidden[self._numbers(index)]), mine)
+            own = [places[number] for number in asking]
+            other.parts.append((found.pending, own))
+            other.sampled.append((own, found.sampled))
+            other.states.update({own[number]: state for number, state in found.states.items()})
 
-    def _answer_logits(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
-        return answer_together(logits, questions)
+    def _drawn(self, vectors: Tensor, rows: Sequence[ForwardRow]) -> Tensor:
+        """Outputs [3, rows] of rows that want a plain token after normalised hidden states."""
+        logits = self._model.logits(vectors)
+        samplings = self._columns.of([row.sampling or _GREEDY for row in rows])
+        positions = np.array([row.sample_position for row in rows])
+        return outputs_of(logits, *draw_rows(logits, samplings, positions, self._draw_open))
 
-    def _numbers(self, numbers: Sequence[int]) -> Tensor:
-        return self._steps.to_device(np.array(numbers, np.int64))
+    def _launch_heads(self, heads: Sequence[HeadRow]) -> tuple[Mapping[int, RowResult], Sequence[Part]]:
+        errors = errors_of(heads, lambda head: check_head(head, self.shape))
+        good = [place for place in range(len(heads)) if place not in errors]
+        asked = [Asked.of_head(heads[place]) for place in good]
+        parts = [(self._ask(asked, self._head_vectors, None).pending, good)] if good else []
+        return errors, parts
+
+    def _ask(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor], fed: Fed | None) -> "_AskedRows":
+        """Rows with any number of questions; `fed` is of the rows."""
+        row_of = [number for number, one in enumerate(asked) for _ in one.questions]
+        answers: list[Answers] = []
+        states: dict[int, SamplerState] = {}
+        start = 0
+        for logits, questions in self._logits_of(asked, vectors):
+            rows = row_of[start : start + len(questions)]
+            mine = None if fed is None else fed.of(self._numbers(rows))
+            answers.append(Answers(logits, questions, self._columns, self._draw_open, mine))
+            states.update({rows[number]: state for number, state in answers[-1].states.items()})
+            start += len(questions)
+        told = torch.cat([one.sampled for one in answers], dim=1)
+        failures = torch.cat([one.has_failed for one in answers]).int()
+        has_failed = torch.zeros(len(asked), dtype=torch.int32, device=self._device)
+        has_failed.index_add_(0, self._numbers(row_of), failures)
+        starts = np.cumsum([0, *(len(one.questions) for one in asked)])[:-1]
+        sampled = told[:, self._numbers(starts)]
+        for number, one in enumerate(asked):
+            if len(one.drafts):
+                sampled[:, number : number + 1] = self._after_drafts(told[:, starts[number] :], one.drafts)
+            else:
+                sampled[1, number] |= has_failed[number] > 0
+        return _AskedRows(Assembled(asked, answers), sampled, states)
+
+    def _after_drafts(self, told: Tensor, drafts: Sequence[int]) -> Tensor:
+        """The token after the drafts that are accepted: [2, 1] of the answers from the row's first on."""
+        num_drafts = len(drafts)
+        is_right = told[0, :num_drafts] == self._numbers(drafts)
+        num_accepted = is_right.int().cumprod(0).sum()[None]
+        has_failed = told[1, : num_drafts + 1].cumsum(0) > 0
+        return torch.stack([told[0].gather(0, num_accepted), has_failed.gather(0, num_accepted).int()])
+
+    # What the step before sampled
+
+    def _fed(self, rows: Sequence[ForwardRow]) -> Fed | None:
+        """None if no row has a source."""
+        if all(row.source < 0 for row in rows):
+            return None
+        sources = self._numbers([row.source for row in rows])
+        has_source, sampled = sources >= 0, self._before.sampled
+        if sampled is None:
+            return Fed(torch.full_like(sources, -1), has_source)
+        taken = sampled[:, sources.clamp(min=0)]
+        return Fed(torch.where(has_source, taken[0], -1).long(), has_source & (taken[1] != 0))
+
+    def _carrying(self, row: ForwardRow) -> ForwardRow:
+        """The row with the state that its source's sampler left."""
+        if row.source < 0 or row.sampler is None:
+            return row
+        sampler = SamplerRun(row.sampler.graph, row.sampler.initial, self._before.states.get(row.source))
+        return replace(row, sampler=sampler)
+
+    def _token_ids(self, rows: Sequence[ForwardRow]) -> Tensor:
+        token_ids = super()._token_ids(rows)
+        if (fed := self._fed(rows)) is None:
+            return token_ids
+        starts = np.cumsum([0, *(row.num_tokens for row in rows)])[:-1]
+        fed_rows = [number for number, row in enumerate(rows) if row.source >= 0]
+        own = self._numbers(fed_rows)
+        token_ids[self._numbers(starts[fed_rows])] = fed.token_ids[own].clamp(min=0)
+        return token_ids
+
+    def _numbers(self, numbers: Iterable[int] | NDArray[np.integer]) -> Tensor:
+        return to_device(np.asarray(numbers, np.int64), self._device)
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A decode step of a batch."""
+    """A decode step of a batch: its rows, by their places among all rows, and those of them that ask for more than a
+    token, by their places in the step, with what the step before gave these."""
 
     decodes: DecodeRows
     singles: Sequence[ForwardRow]
-    before: Launched | None
+    places: Sequence[int]
+    samplings: RowSamplings
+    asking: Mapping[int, ForwardRow]
+    fed: Fed | None
     logits: Tensor | None = None  # [rows, vocab_size], once the model has run
 
-    @property
-    def sampled(self) -> Tensor | None:
-        return None if self.before is None else self.before.sampled
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _AskedRows:
+    """What was launched for rows with questions; `sampled` [2, rows] as in `_Other`, states by row."""
 
-def _fed(row: ForwardRow, before: Launched | None) -> ForwardRow:
-    """A row with the token that its source sampled, for which this waits."""
-    if row.source < 0:
-        return row
-    return fed(row, RowResult() if before is None else before.row_result(row.source))
+    pending: Pending
+    sampled: Tensor
+    states: Mapping[int, SamplerState]
 
 
 def _is_plain(row: ForwardRow) -> bool:

@@ -20,8 +20,9 @@ from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws
 from loopwright.engine.cuda.operations import Operations
-from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
+from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, outputs_of
 from loopwright.engine.cuda.tables import Changes, RowTables
+from loopwright.engine.transfer import to_device
 
 Report = Callable[[str, float | None], None]
 
@@ -54,7 +55,7 @@ class DecodeSteps:
         scratch = decoder.cache.scratch_block
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
-        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance)
+        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance, operations.draw_open)
         self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
 
@@ -108,20 +109,24 @@ class DecodeSteps:
         self.tables.ran()
         return logits, hidden
 
-    def draw(self, logits: Tensor, samplings: RowSamplings) -> list[int]:
-        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs. Which
-        rows it could not do."""
+    def draw(self, logits: Tensor, samplings: RowSamplings) -> None:
+        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs."""
         buffers, num_rows = self.buffers, len(logits)
         positions = self.tables.positions[:num_rows]
         size = self._sizes[bisect_left(self._sizes, num_rows)]
-        still_open = self._draws.draw(size, samplings, positions)
-        if still_open is not None:
-            return still_open
-        drawn = draw_rows(logits, samplings, positions)
-        buffers.outputs[:, :num_rows] = drawn.outputs(logits)
+        if self._draws.draw(size, samplings, positions):
+            return
+        drawn = draw_rows(logits, samplings, positions, self._operations.draw_open)
+        buffers.outputs[:, :num_rows] = outputs_of(logits, *drawn)
         buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
         self._operations.advance(buffers, num_rows)
-        return drawn.open_rows()
+
+    def note(self, rows: Sequence[int], sampled: Tensor) -> None:
+        """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
+        index = self.to_device(np.array(rows, np.int64))
+        sampled[1] |= self.buffers.outputs[2, index]
+        self.buffers.outputs[::2].index_copy_(1, index, sampled)
+        self.buffers.inputs[::4].index_copy_(1, index, sampled)
 
     def _enter(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> int:
         """Has the rows in the buffers; the size of batch that has room for them."""
@@ -158,12 +163,9 @@ class DecodeSteps:
         inputs[0] = torch.where(has_source, taken[0], inputs[0])
         inputs[4] = torch.where(has_source, taken[1], 0)
 
-    def to_device(self, numbers: NDArray[np.generic]) -> Tensor:
+    def to_device(self, numbers: NDArray[Any]) -> Tensor:
         """A copy, which is under way when this returns."""
-        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-        if self._device.type != "cuda":
-            return tensor.clone()
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return to_device(numbers, self._device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

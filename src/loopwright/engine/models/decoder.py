@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, linear
 
 from loopwright.engine.attention import AttentionStep
 from loopwright.engine.layers import gated_silu, rms_norm, rope_rotation, rotate_
-from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.loaded_model import LoadedModel, Ranks
 
 
 class Layer(Protocol):
@@ -38,7 +38,8 @@ class Decoder:
         self._embedding = weights["embedding"]
         self._embedding_scale = embedding_scale
         self._final_norm = weights["final_norm"]
-        self._head = weights["embedding" if config.is_head_tied else "head"]
+        self._head = model.own_rows(self._embedding) if config.is_head_tied else weights["head"]
+        self._ranks = model.ranks
         self._layers = [make_layer(model, index) for index in range(config.num_layers)]
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class Decoder:
         return rms_norm(hidden, self._final_norm, self._epsilon)
 
     def logits(self, normalized: Tensor) -> Tensor:
-        return linear(normalized, self._head)
+        return self._ranks.side_by_side(linear(normalized, self._head))
 
 
 class PreNormLayer:
@@ -82,6 +83,7 @@ class SelfAttention:
     def __init__(self, model: LoadedModel, index: int) -> None:
         config, weights, prefix = model.config, model.weights, f"layers.{index}."
         self._index, self._epsilon, self._head_dim = index, config.norm_epsilon, config.head_dim
+        self._ranks = model.ranks
         self._split = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._qkv = weights[f"{prefix}qkv"]  # [(num_heads + 2 · num_kv_heads) · head_dim, hidden]
         self._qkv_bias = weights.get(f"{prefix}qkv_bias")
@@ -105,16 +107,20 @@ class SelfAttention:
         if self._query_scale != 1:
             query = query * self._query_scale
         attended = attention.attend(self._index, query, key, value)  # [num_tokens, num_heads · head_dim]
-        return linear(attended, self._output, self._output_bias)
+        return self._ranks.add_up(linear(attended, self._output, self._output_bias))
 
 
 class GatedMlp:
-    """down(gate(x) · up(x)); `gated` is the activation over gate and up side by side."""
+    """down(gate(x) · up(x)); `gated` is the activation over gate and up side by side, `ranks` who adds to the result:
+    the model's, if nothing else is said."""
 
-    def __init__(self, model: LoadedModel, prefix: str, gated: Callable[[Tensor], Tensor] = gated_silu) -> None:
-        self._gated = gated
+    def __init__(
+        self, model: LoadedModel, prefix: str, gated: Callable[[Tensor], Tensor] = gated_silu,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
+        self._gated, self._ranks = gated, ranks or model.ranks
         self._gate_up = model.weights[f"{prefix}gate_up"]  # [2 · intermediate, hidden]
         self._down = model.weights[f"{prefix}down"]  # [hidden, intermediate]
 
     def __call__(self, normalized: Tensor) -> Tensor:
-        return linear(self._gated(linear(normalized, self._gate_up)), self._down)
+        return self._ranks.add_up(linear(self._gated(linear(normalized, self._gate_up)), self._down))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.loaded_model import Experts, LoadedModel, ModelConfig
+from loopwright.engine.loaded_model import ALONE, Experts, LoadedModel, ModelConfig
 from loopwright.engine.models.architecture import Architecture
 from loopwright.engine.models.decoder import Decoder, GatedMlp, PreNormLayer
 from loopwright.engine.models.weight_layout import LayerLayout, Layout, decoder_weights
@@ -22,8 +22,9 @@ class MixtureOfExperts:
     def __init__(self, model: LoadedModel, prefix: str) -> None:
         self._sizes = _sizes(model.config)
         self._router = model.weights[f"{prefix}router"]  # [num_experts, hidden]
+        self._ranks = model.ranks
         self._experts = [
-            GatedMlp(model, f"{prefix}experts.{number}.") for number in range(self._sizes.num_experts)
+            GatedMlp(model, f"{prefix}experts.{number}.", ranks=ALONE) for number in range(self._sizes.num_experts)
         ]  # fmt: skip
 
     def __call__(self, normalized: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class MixtureOfExperts:
         for number in sorted(set(chosen.flatten().tolist())):  # in order: neighbours must not change a token's sum
             tokens, places = torch.where(chosen == number)
             output.index_add_(0, tokens, self._experts[number](normalized[tokens]) * shares[tokens, places, None])
-        return output
+        return self._ranks.add_up(output)
 
 
 def _build(model: LoadedModel) -> Decoder:

@@ -23,6 +23,7 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
             num_done=0,
             is_open=False,
             add_generation_prompt=True,
+            must_fit=not asked.drops_messages and asked.truncate_prompt_tokens is None,
             tools=[one.spec for one in tools],
             options=asked.template,
         )

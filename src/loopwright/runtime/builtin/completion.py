@@ -18,7 +18,8 @@ async def main(prompts: list[str | list[int]], options: dict[str, Any] = {}) -> 
         async def make() -> Context:
             if not isinstance(given, str):
                 return await prompt_of_ids(number, truncated(given, asked), asked)
-            ids = (await resources.tokenize(given, starts_context=True))["tokens"]
+            must_fit = asked.truncate_prompt_tokens is None
+            ids = (await resources.tokenize(given, starts_context=True, must_fit=must_fit))["tokens"]
             kept = truncated(ids, asked)
             return await prompt_of_ids(number, kept, asked, given if len(kept) == len(ids) else None)
 

@@ -102,3 +102,5 @@ async def _program(
         raise error_from_guest(describe_error(error, filename), limits) from error
     except (Exception, SystemExit) as error:  # a SystemExit that leaves a task would end the process
         raise error_from_guest(describe_error(error, filename), limits) from error
+    finally:
+        port.drop_deferred()

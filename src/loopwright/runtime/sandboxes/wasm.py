@@ -36,7 +36,7 @@ TICK_S = 0.010
 MIN_SLICE_S = 0.002
 """A shorter slice was cut by a tick that passed while the program waited; it goes on at once."""
 
-MAX_PARKED = 16
+MAX_PARKED = 32
 
 REHEARSAL = "rehearsal"
 """The form under which the runner plays a program of its own: the pages that runs write to are the instance's then."""

@@ -16,11 +16,10 @@ async def grow(ctx: Context, levels: list[str], branches: int, max_tokens: int) 
     if not levels:
         return [[]]
     ctx.user(levels[0])
-    ctx.append("")  # opens the answer, once for all branches
 
     async def branch(fork: Context) -> list[list[str]]:
         turn = await fork.generate(max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
         return [[turn.text, *path] for path in await grow(fork, levels[1:], branches, max_tokens)]
 
-    forks = [*[await ctx.fork() for _ in range(branches - 1)], ctx]
+    forks = [*[await ctx.fork(opens_turn=True) for _ in range(branches - 1)], ctx]
     return [path for paths in await asyncio.gather(*map(branch, forks)) for path in paths]

@@ -168,9 +168,9 @@ class Run:
         self.host = host
         random.seed()  # the snapshot has one state for all
         self.selector = HostSelector(host, can_wait)
-        port = Port(host.submit, functools.partial(log, host))
-        set_current_port(port)
-        self.loop = HostLoop(self.selector, port)
+        self.port = Port(host.submit, functools.partial(log, host))
+        set_current_port(self.port)
+        self.loop = HostLoop(self.selector, self.port)
         self.streams = (LineStream(host, "stdout"), LineStream(host, "stderr"))
         sys.stdout, sys.stderr = self.streams
         time.sleep = self.sleep
@@ -187,6 +187,7 @@ class Run:
             main = load(source, filename, functools.partial(self.compiled, code, compile_form))
             return await call_main(main, arguments)
         finally:
+            self.port.drop_deferred()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
@@ -265,12 +266,14 @@ class WitWorld(wit_world.WitWorld):
     """What the component exports. `start` and `resume` are for a host that cannot suspend the guest."""
 
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
+    ready: ClassVar[Run | None] = None  # what a rehearsal leaves for the run that comes, which need not make it then
 
     def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         if form == REHEARSAL:
             PLAYER.play(rehearsal.TYPICAL, 1, real_host)
+            WitWorld.ready = Run(real_host, can_wait=True)
             return ""
-        run = Run(real_host, can_wait=True)
+        run, WitWorld.ready = WitWorld.ready or Run(real_host, can_wait=True), None
         try:
             return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)

@@ -1,0 +1,169 @@
+"""A model that several ranks share equals the model that one has: every architecture, each feature of the seam, rows
+that decode ahead. Ranks are threads here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from parity import ARCHITECTURES
+from ranks_rig import rank_threads
+from test_device_engine import FITTING, Decoding, same_answer, step_of_everything
+
+from loopwright.core.batch import Batch, BlockCopy, DecodeRows, ForwardRow, HeadRow
+from loopwright.core.calls import Sampling
+from loopwright.core.samplers import SamplerNode, SamplerRun, TracedSampler, TracedState
+from loopwright.engine.byte_model import byte_model
+from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.model_files import write_hf_folder
+from loopwright.engine.oracle import Oracle
+from loopwright.engine.ranks.messages import Step, StepReader, StepWriter, decode, encode
+from runner_rig import Rig, log_softmax, some_tokens
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loopwright.engine.loaded_model import LoadedModel
+
+CLOSE = {"atol": 5e-5, "rtol": 1e-5}
+BY_THREE = {"vocab_size": 261, "num_heads": 6, "num_kv_heads": 3, "intermediate_size": 96}
+EVEN = {name: changes for name, changes in ARCHITECTURES.items() if byte_model(**changes).config.num_kv_heads % 2 == 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread_each() -> None:
+    torch.set_num_threads(1)
+
+
+def stored(model: LoadedModel, folder: Path) -> Path:
+    write_hf_folder(model, folder / "model")
+    return folder / "model"
+
+
+def test_most_architectures_can_be_split() -> None:
+    assert {byte_model(**changes).config.architecture for changes in EVEN.values()} >= {
+        "llama", "mistral", "qwen2", "qwen3", "qwen3moe",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_every_architecture_equals_the_oracle_on_two_ranks(name: str, tmp_path: Path) -> None:
+    model, tokens = byte_model(seed=2, **{"num_layers": 3, **ARCHITECTURES[name]}), some_tokens(40)
+    expected = log_softmax(Oracle(model).logits(tokens))
+    path = stored(model, tmp_path)
+    for kind in ("reference", "device") if name in FITTING else ("reference",):
+        with rank_threads(path, tmp_path / kind, 2, kind) as rig:
+            np.testing.assert_allclose(rig.logprobs(tokens), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["reference", "device"])
+@pytest.mark.parametrize("changes", [{}, BY_THREE | {"is_head_tied": True}], ids=["2", "3"])
+def test_a_step_of_everything_equals_one_ranks(kind: str, changes: dict[str, object], tmp_path: Path) -> None:
+    model = byte_model(seed=3, **changes)
+    expected, expected_places = step_of_everything(Rig(model))
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 3 if changes else 2, kind) as rig:
+        answers, places = step_of_everything(rig)
+        again, _ = step_of_everything(rig)
+    for mine, theirs in zip([*answers, *again], [*expected, *expected], strict=True):
+        same_answer(mine, theirs)
+    assert places == expected_places
+
+
+def test_what_is_wrong_with_a_row_is_that_rows_alone(model: LoadedModel, tmp_path: Path) -> None:
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2) as rig:
+        blocks = rig.blocks(32)
+        good = ForwardRow(blocks[:1], 0, range(3), [1, 2, 3], sampling=Sampling(), sample_position=3)
+        bad = ForwardRow(blocks[1:], 0, [0], [999], sampling=Sampling())
+        nothing = ForwardRow(blocks[1:], 0, [0], [9], sampling=Sampling(), allowed_bits=bytes(33))
+        result = rig.step(Batch(rows=[bad, good, nothing], heads=[HeadRow(99)]))
+    assert [one.error is None for one in (*result.rows, *result.heads)] == [False, True, False, False]
+    assert result.rows[1].token_id == Oracle(model).generate([1, 2, 3], max_tokens=1).tokens[0]
+
+
+@pytest.mark.parametrize("way", ["serially", "ahead"])
+def test_decode_rows_of_every_sampling_equal_one_ranks(way: str, model: LoadedModel, tmp_path: Path) -> None:
+    expected = Decoding(Rig(model))
+    expected.serially(24)
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device") as rig:
+        found = Decoding(rig)
+        getattr(found, way)(24)
+    assert found.tokens == expected.tokens
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+
+
+def test_ranks_follow_what_the_first_one_sampled(model: LoadedModel, tmp_path: Path) -> None:
+    """A draw may fall otherwise on a rank whose sums are rounded otherwise: the tokens are those of the first."""
+    samplings = [Sampling(temperature=1.0, seed=5), Sampling(temperature=1.0, seed=6, frequency_penalty=0.5)]
+    expected = Decoding(Rig(model), samplings)
+    expected.serially(12)
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device", followers_draw=OtherDraws) as rig:
+        found = Decoding(rig, samplings)
+        found.ahead(12)
+    assert found.tokens == expected.tokens
+
+
+class OtherDraws(DeviceRunner):
+    """Samples something else than it should."""
+
+    def _sampled(self, *arguments: Any) -> torch.Tensor:
+        sampled = super()._sampled(*arguments).clone()
+        sampled[0] = (sampled[0] + 17) % 256
+        self._steps.buffers.inputs[0] = (self._steps.buffers.inputs[0] + 17) % 256
+        return sampled
+
+
+def sampler_row(state: dict[str, float], blocks: list[int]) -> ForwardRow:
+    """The token is what the state says, and the state counts."""
+    graph = TracedSampler(
+        (SamplerNode("state", name="n"), SamplerNode("constant", value=1.0), SamplerNode("add", (0, 1))),
+        result=0, states=(TracedState("n", is_vector=False, next=2),),
+    )  # fmt: skip
+    return ForwardRow(
+        blocks, 3, [3], [7], sampling=Sampling(), sample_position=4, sampler=SamplerRun(graph, state)
+    )  # fmt: skip
+
+
+def test_a_programs_sampler_runs_on_every_rank(model: LoadedModel, tmp_path: Path) -> None:
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device") as rig:
+        blocks = rig.blocks(16)
+        rig.rows(rig.row([1, 2, 3], block_ids=blocks))
+        first = rig.rows(sampler_row({"n": 40.0}, blocks))[0]
+        assert (first.token_id, first.error) == (40, None)
+        second = sampler_row({"n": 0.0}, blocks)
+        second = SamplerRun(second.sampler.graph, second.sampler.initial, first.sampler_state)
+        row = ForwardRow(blocks, 4, [4], [40], sampling=Sampling(), sample_position=5, sampler=second)
+        assert rig.rows(row)[0].token_id == 41
+
+
+def through(writer: StepWriter, batch: Batch) -> Step:
+    message = decode(encode(writer.step(batch)))
+    assert isinstance(message, Step)
+    return message
+
+
+def test_rows_that_decode_are_sent_once_and_then_what_changed() -> None:
+    writer, reader = StepWriter(), StepReader()
+    blocks, generated, samplings = [[4], [5, 6]], [[1], []], [Sampling(frequency_penalty=0.5), Sampling()]
+    rows = DecodeRows(blocks, [15, 20], [15, 20], samplings, generated, [1, 2], 0, [1, 1])
+    first = reader.batch(through(writer, Batch(decodes=rows)))
+    assert first.decodes.rows() == rows.rows()
+    for number in range(1, 40):
+        if number % 16 == 1:
+            blocks[0].append(100 + number)
+        generated[0].append(number)
+        sources = range(2) if number % 3 else ()
+        later = DecodeRows(
+            blocks, rows.kv_lens, rows.positions, samplings, generated, [number, 3], number, rows.num_generated, sources
+        )
+        message = through(writer, Batch(decodes=later))
+        read = reader.batch(message)
+        assert read.decodes.rows() == later.rows()
+        assert isinstance(read.decodes.sources, range) == isinstance(sources, range)
+        assert read.decodes.block_ids is first.decodes.block_ids, "what is kept from step to step is told by that"
+        assert len(encode(message)) < 200, "it does not grow with the texts"
+    other = DecodeRows([[9]], [3], [3], [Sampling()], [[]], [1])
+    assert reader.batch(through(writer, Batch(decodes=other))).decodes.rows() == other.rows()
+    last = Batch(copies=[BlockCopy(1, 2, 0, 0, 3)], shifts=[], embeds=[], rows=[], heads=[])
+    assert reader.batch(through(writer, last)) == last
