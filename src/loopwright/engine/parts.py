@@ -49,7 +49,7 @@ def choose_part(settings: RankSettings, config: ModelConfig, *, is_deterministic
         return choice
     if is_deterministic:
         raise Unavailable(
-            f"engine.deterministic: what {settings.num_ranks} GPUs add up, NCCL adds in an order that depends on the batch",
+            f"engine.deterministic: NCCL adds up what {settings.num_ranks} GPUs have in an order of its own",
             hint="engine.tensor_parallel = 1",
             field="engine.deterministic",
         )
