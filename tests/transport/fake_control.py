@@ -1,6 +1,7 @@
 """A core.control.Control that answers what a test tells it to. Used by the tests of the control boundary."""
 
 import asyncio
+from collections.abc import Callable
 
 from fake_runs import MODEL
 
@@ -25,7 +26,7 @@ class FakeSession:
         self.num_received = 0
         self._is_holding = is_holding
         self._completions: list[Completion] = []
-        self._news = asyncio.Event()
+        self._tell: Callable[[], None] | None = None
         self._error: LoopwrightError | None = None
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
@@ -38,17 +39,22 @@ class FakeSession:
 
     def complete(self, call_id: CallId, result: CallResult, timing: CallTiming | None = None) -> None:
         self._completions.append(Completion(call_id, result, timing=timing))
-        self._news.set()
+        self._have_it_told()
 
     def fail(self, error: LoopwrightError) -> None:
         self._error = error
-        self._news.set()
+        self._have_it_told()
 
-    async def receive(self) -> list[Completion]:
-        await self._news.wait()
+    def when_news(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def _have_it_told(self) -> None:
+        if self._tell is not None:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def take(self) -> list[Completion]:
         if self._error is not None:
             raise self._error
-        self._news.clear()
         taken, self._completions = self._completions, []
         self.num_received += len(taken)
         return taken

@@ -30,6 +30,7 @@ from loopwright.core.results import (
     QueueInfo,
     Segment,
 )
+from loopwright.transport import control_messages as messages
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
@@ -137,6 +138,44 @@ async def test_many_calls_of_one_turn_travel_in_few_frames(monkeypatch: pytest.M
         while answered < 500:
             answered += len(await session.receive())
         assert len(frames) <= 4
+
+
+async def test_what_completes_in_one_turn_for_many_sessions_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    encode = messages.encode
+
+    def noted(message: messages.FromControl) -> bytes:
+        if isinstance(message, messages.Completed):
+            sizes.append(len(message.completions))
+        return encode(message)
+
+    monkeypatch.setattr(messages, "encode", noted)
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        sessions = {RunId(f"r{number}"): client.open(RunId(f"r{number}"), ControlLimits()) for number in range(40)}
+        await eventually(lambda: len(control.sessions) == 40)
+        for run_id, session in control.sessions.items():
+            session.complete(CallId(1), Done())
+            if run_id == "r7":
+                session.complete(CallId(2), Done())
+        got = {run_id: [one.call_id for one in await session.receive()] for run_id, session in sessions.items()}
+    assert got == {run_id: [CallId(1), CallId(2)] if run_id == "r7" else [CallId(1)] for run_id in sessions}
+    assert sizes == [41]
+
+
+async def test_large_results_of_one_turn_travel_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.transport.control_server.MAX_MESSAGE_BYTES", 1500)
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session = client.open(RUN, ControlLimits())
+        await eventually(lambda: RUN in control.sessions)
+        for number, size in enumerate((100, 300, 5000, 300, 100)):
+            control.sessions[RUN].complete(CallId(number), Progress(tuple(range(size)), ()))
+        got: list[Completion] = []
+        while len(got) < 5:
+            got += await session.receive()
+    assert [one.call_id for one in got] == list(range(5))
+    assert [one.error is not None for one in got] == [False, False, True, False, False]
 
 
 async def test_an_interrupt_reaches_the_session() -> None:

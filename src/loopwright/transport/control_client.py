@@ -5,7 +5,7 @@ When the model worker closes or dies, every session ends with an InternalError t
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import assert_never
 
@@ -139,9 +139,8 @@ class ControlClient:
             log.warning("dropped a malformed message of the model worker: %s", error)
             return
         match message:
-            case messages.Completed(session_id, completion):
-                if (session := self._sessions.get(session_id)) is not None:
-                    session.deliver(completion)
+            case messages.Completed(completions):
+                self._deliver(completions)
             case messages.SessionEnded(session_id, info):
                 if (session := self._sessions.pop(session_id, None)) is not None:
                     session.end(from_info(info))
@@ -154,6 +153,11 @@ class ControlClient:
                     self._welcome.set_result(models)
             case _:
                 assert_never(message)
+
+    def _deliver(self, completions: Sequence[tuple[int, Completion]]) -> None:
+        for session_id, completion in completions:
+            if (session := self._sessions.get(session_id)) is not None:
+                session.deliver(completion)
 
     def _lost(self, peer: Peer) -> None:
         self._end(DIED)

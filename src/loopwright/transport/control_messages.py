@@ -71,8 +71,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Completed(Message, frozen=True, tag="completed"):
-    session: int
-    completion: Completion
+    """What came for sessions of the client, in order."""
+
+    completions: list[tuple[int, Completion]]
 
 
 class SessionEnded(Message, frozen=True, tag="ended"):

@@ -1,7 +1,7 @@
 """Serves a core.control.Control to runtime workers over a socket. Never decides anything. Run by compose, model worker.
 
-Each session has a task that carries its completions out; while a client does not take them, that task waits, and what
-completes meanwhile stays in control. A client that closes or dies has its sessions closed at once.
+What completes in one turn of the loop, for all sessions of a client, is one message: that is a step's. While a client
+does not take what it is sent, what completes stays in control. One that closes or dies has its sessions closed at once.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class ControlServer(LinkServer["_Client"]):
             return  # it ended before the client heard of it
         match message:
             case messages.SubmitCall():
-                self._submit(peer, session, message)
+                self._submit(peer, client, session, message)
             case messages.InterruptCall():
                 session.interrupt(message.call_id)
             case messages.CloseSession():
@@ -71,48 +71,73 @@ class ControlServer(LinkServer["_Client"]):
             self._send(peer, messages.SessionEnded(message.session, error.info()))
             return
         client.sessions[message.session] = session
-        task = self._tasks.create_task(self._carry(peer, message.session, session))
-        task.add_done_callback(partial(self._carried, client, message.session))
+        session.when_news(partial(self._carry, peer, client, message.session, session))
 
-    def _submit(self, peer: Peer, session: Session, message: messages.SubmitCall) -> None:
+    def _submit(self, peer: Peer, client: "_Client", session: Session, message: messages.SubmitCall) -> None:
         try:
             call = messages.decode_call(message.call)
         except msgspec.MsgspecError as error:
             completion = Completion(message.call_id, error=BadRequest(str(error)).info())
-            self._complete(peer, message.session, completion)
+            self._complete(peer, client, message.session, completion)
             return
         session.submit(message.call_id, call)
 
-    async def _carry(self, peer: Peer, session_id: int, session: Session) -> None:
-        """Takes the session's completions to the client until either is gone."""
+    def _carry(self, peer: Peer, client: "_Client", session_id: int, session: Session) -> None:
+        """Takes the session's completions to the client, or waits with them until it takes what it was sent."""
+        if self._link.is_full(peer):
+            if session_id not in client.held_up:
+                client.held_up.add(session_id)
+                self._tasks.create_task(self._carry_later(peer, client, session_id, session))
+            return
         try:
-            while True:
-                for completion in await session.receive():
-                    await self._link.drained(peer)
-                    self._complete(peer, session_id, completion)
+            for completion in session.take():
+                self._complete(peer, client, session_id, completion)
         except Cancelled:
             return
         except LoopwrightError as error:
-            self._send(peer, messages.SessionEnded(session_id, error.info()))
+            self._end_session(peer, client, session_id, error)
         except Exception as error:  # a fault in one session must not end the service of the others
             log.exception("session %d failed", session_id)
-            self._send(peer, messages.SessionEnded(session_id, InternalError(repr(error)).info()))
+            self._end_session(peer, client, session_id, InternalError(repr(error)))
 
-    def _complete(self, peer: Peer, session_id: int, completion: Completion) -> None:
-        payload = messages.encode(messages.Completed(session_id, completion))
-        if len(payload) > MAX_MESSAGE_BYTES:  # sent, it would cut the connection of everybody on that worker
+    async def _carry_later(self, peer: Peer, client: "_Client", session_id: int, session: Session) -> None:
+        await self._link.drained(peer)
+        client.held_up.discard(session_id)
+        if session_id in client.sessions:
+            self._carry(peer, client, session_id, session)
+
+    def _end_session(self, peer: Peer, client: "_Client", session_id: int, error: LoopwrightError) -> None:
+        self._send(peer, messages.SessionEnded(session_id, error.info()))
+        if (session := client.sessions.pop(session_id, None)) is not None:
+            session.close()
+
+    def _complete(self, peer: Peer, client: "_Client", session_id: int, completion: Completion) -> None:
+        """Has it in the message of this turn of the loop: a step completes something for most of the sessions."""
+        if not client.completed:
+            asyncio.get_running_loop().call_soon(self._send_completed, peer, client)
+        client.completed.append((session_id, completion))
+
+    def _send_completed(self, peer: Peer, client: "_Client") -> None:
+        completed, client.completed = client.completed, []
+        if completed:
+            self._send_together(peer, completed)
+
+    def _send_together(self, peer: Peer, completed: list[tuple[int, Completion]]) -> None:
+        payload = messages.encode(messages.Completed(completed))
+        if len(payload) <= MAX_MESSAGE_BYTES:  # sent, a larger one would cut the connection of everybody on that worker
+            self._link.send(peer, payload)
+        elif len(completed) > 1:
+            half = len(completed) // 2
+            self._send_together(peer, completed[:half])
+            self._send_together(peer, completed[half:])
+        else:
             limit = LimitExceeded(
                 f"the call's result has {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} fit",
                 hint="ask for fewer distributions in one call, or for a smaller k",
             )
-            payload = messages.encode(
-                messages.Completed(session_id, Completion(completion.call_id, error=limit.info()))
-            )
-        self._link.send(peer, payload)
-
-    def _carried(self, client: "_Client", session_id: int, task: asyncio.Task[None]) -> None:
-        if (session := client.sessions.pop(session_id, None)) is not None:
-            session.close()
+            ((session_id, completion),) = completed
+            failed = Completion(completion.call_id, error=limit.info())
+            self._link.send(peer, messages.encode(messages.Completed([(session_id, failed)])))
 
     async def _answer(self, peer: Peer, asked: messages.AskStats | messages.AskMetrics) -> None:
         answer: messages.FromControl
@@ -126,6 +151,8 @@ class ControlServer(LinkServer["_Client"]):
         self._send(peer, answer)
 
     def _send(self, peer: Peer, message: messages.FromControl) -> None:
+        if (client := self._clients.get(peer)) is not None:  # what came before goes before
+            self._send_completed(peer, client)
         self._link.send(peer, messages.encode(message))
 
 
@@ -135,6 +162,8 @@ class _Client:
     def __init__(self) -> None:
         self.name = ""
         self.sessions: dict[int, Session] = {}
+        self.completed: list[tuple[int, Completion]] = []  # by session, in this turn of the loop
+        self.held_up: set[int] = set()  # sessions whose completions wait until it takes what it was sent
 
     def leave(self) -> None:
         for session in list(self.sessions.values()):
