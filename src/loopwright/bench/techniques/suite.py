@@ -32,8 +32,7 @@ Side: TypeAlias = Literal["program", "client"]
 SIDES: tuple[Side, Side] = ("program", "client")
 PEER = "client"
 HOST = "127.0.0.1"
-LIMITS = "# /// program\n# limits = { seconds = 3600 }\n# ///\n"
-"""A client has no limit either: on a slow machine the paper's 128 searches at once take longer than a program may."""
+
 
 FORWARDS = Metric("forwards", "forwards/request", lower_is_better=True)
 PREFILL_TOKENS = Metric("prefill_tokens", "tokens/request", lower_is_better=True)
@@ -118,7 +117,7 @@ async def serving(system: System, cases: Sequence[Case]) -> AsyncIterator[str]:
     """The URL at which the system is served until the end, with the programs of the cases deployed."""
     for case in cases:
         source = (files("loopwright.bench.techniques") / "programs" / f"{case.technique}.py").read_text("utf-8")
-        await system.runs.deploy(case.program, LIMITS + source, f"{case.technique}.py")
+        await system.runs.deploy(case.program, source, f"{case.technique}.py")
     with one_error():
         async with asyncio.TaskGroup() as tasks:
             port = asyncio.get_running_loop().create_future()
