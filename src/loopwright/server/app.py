@@ -81,6 +81,7 @@ def _routes(runs: Runs, clock: Clock, kept: ResponsesConfig) -> list[BaseRoute]:
         Route("/metrics", MetricsRoute(runs, store.series).metrics, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
+        Route("/tokenizer_info", texts.tokenizer_info, methods=["GET"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
         Route("/v1/models", openai.models, methods=["GET"]),
         Route("/v1/models/{model:path}", openai.model, methods=["GET"]),

@@ -51,6 +51,18 @@ class Detokenized(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What a harness asks of a tokenizer before it uses it. There is no template: the server renders chats itself."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: None = None
+    chat_template: None = None
+
+
 class Rendered(msgspec.Struct, frozen=True):
     """The prompt of a chat completion, and what writes it."""
 
@@ -97,6 +109,17 @@ class TextRoutes:
             request, "detokenize", self._generating.model(body.model), {"tokens": body.tokens}
         )
         return json_response(Detokenized(found["text"]))
+
+    @takes(query={"model": {"type": "string"}}, answer=TokenizerInfo)
+    async def tokenizer_info(self, request: Request) -> Response:
+        """GET /tokenizer_info: the tokens that begin a context and end a turn, and how large the vocabulary is."""
+        model = self._generating.model(request.query_params.get("model"))
+        named = {"bos_token": model.bos_id, "eos_token": model.eos_ids[0] if model.eos_ids else None}
+        ids = [one for one in named.values() if one is not None]
+        found = await self._generating.result(request, "detokenize", model, {"tokens": ids, "each": True})
+        texts = iter(found["strings"])
+        told = {name: None if one is None else next(texts) for name, one in named.items()}
+        return json_response(TokenizerInfo("Loopwright", model.max_context, model.vocab_size, **told))
 
     @takes(ChatBody, answer=Rendered)
     async def render(self, request: Request) -> Response:
