@@ -15,6 +15,7 @@ with `model="program:NAME"`; there is no other path. What a server describes of 
 | `POST /v1/messages`, for Anthropic's clients | [messages.md](messages.md) |
 | `POST /v1/chat/completions/render` | the tokens that a chat completion with the same body would run as its prompt |
 | `POST /tokenize`, `POST /detokenize` | tokens of a text or a chat, text of tokens |
+| `GET /tokenizer_info` | `bos_token`, `eos_token`, `vocab_size`, `model_max_length`, as of vLLM; no template |
 | `GET /v1/models`, `GET /v1/models/{model}` | models, and deployed programs as models |
 | `GET /health`, `GET /ready` | whether the server lives, and whether it would serve a request now |
 
@@ -28,6 +29,10 @@ AFTER = """## Answers
 
 - `usage` counts what really ran: all candidates of `best_of`, a prompt that several choices share once, and of the
   prompt `prompt_tokens_details.cached_tokens` that did not run because their KV was there.
+  Of a program as a model it is control's count of the run and of the runs that it started, on every route, streamed or
+  not; what the program returns as `usage` replaces none of it. It may say how many of the tokens were thoughts
+  (`{"usage": {"completion_tokens_details": {"reasoning_tokens": 3}}}`), which it alone knows. The final event of every
+  run says the same as `ran`.
 - `system_fingerprint` is a hash of the weights, their quantization, the chat template, the engine and its equality
   class: while it stays, a seeded request has the same answer.
 - `finish_reason` is `length` when `max_tokens` or the context ended the text, `tool_calls` when the turn has calls
