@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 class Controller:
     """The control layer over one engine. Implements `core.control.Control`.
 
-    `token_bytes` are the bytes of each token id, b"" for control tokens; ids beyond it have none."""
+    `token_bytes` are the bytes of each token id, b"" for control tokens; ids beyond it have none. Of texts
+    that may hold calls of tools they are `bytes_with_marks`."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Controller:
         config: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
         grammars: GrammarCompiler | None = None,
         meter: Meter | None = None,
+        bytes_with_marks: Sequence[bytes] | None = None,
     ) -> None:
         shape = executor.shape
         self._executor = executor
@@ -81,8 +83,9 @@ class Controller:
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._pace = Pace()
         self._scheduler = make_scheduler(config, self._resources, self._pace)
-        all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
-        self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
+        no_text = (b"",) * (shape.vocab_size - len(token_bytes))
+        texts = ((*token_bytes, *no_text), (*(bytes_with_marks or token_bytes), *no_text))
+        self._intake = Intake(self._resources, self._compiling, model_info, *texts)
         self._sessions: dict[RunId, InlineSession] = {}
         self._step_times = StepTimes()
         self._calls = OpenCalls(
@@ -152,6 +155,13 @@ class Controller:
     async def serve(self) -> None:
         """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._serve()
+        finally:
+            for step in self._running:
+                step.give_up_ahead()
+
+    async def _serve(self) -> None:
         submitted: deque[tuple[Batch, Future[StepResult]]] = deque()
         idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
         while True:

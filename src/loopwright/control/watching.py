@@ -14,7 +14,6 @@ from loopwright.core.batch import RowResult
 from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
 from loopwright.core.results import Progress
-from loopwright.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from loopwright.core.samplers import SamplerRun
@@ -169,6 +168,7 @@ class WatchedFeed(SegmentFeed):
     def _drop_row_ahead(self) -> None:
         """The result after this one does not count either."""
         self._is_stale, self._has_row_ahead = self._has_row_ahead, False
+        self.give_up_ahead()
 
     def _go_back(self) -> None:
         assert self._rollback is not None
@@ -202,11 +202,12 @@ class WatchedFeed(SegmentFeed):
     def _restore(self) -> None:
         """Brings stop strings and grammar to where the tokens are."""
         if self._matcher is not None:
-            self._matcher = StopMatcher(self._call.stop)
+            self._matcher = self._new_matcher()
+            assert self._matcher is not None
             for token in self.tokens:
                 self._matcher.push(self._token_bytes[token])
         if self._grammar is not None:
-            self._state = self._grammar.start()
+            self._state, self._chain = self._grammar.start(), None
             for token in self.tokens:
                 self._state.accept(token)
 
