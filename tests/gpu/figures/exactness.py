@@ -33,9 +33,8 @@ async def noise(bench: Bench) -> None:
     if own:
         far = np.sqrt(np.mean((own[1] - reference) ** 2)) / spread
         unequal = [size for size, one in own.items() if (one != own[1]).any()]
-        bench.say(
-            f"Deterministic: {far:.4f} from float32 at batch 1; {f'other bits at {unequal}' if unequal else 'equal bits at all'}."
-        )
+        bits = f"OTHER BITS at {unequal}" if unequal else "equal bits at all"
+        bench.say(f"Deterministic: {far:.4f} from float32 at batch 1; {bits}.")
 
 
 def _logprobs(model, device, dtype, sizes, *, is_deterministic=False):
