@@ -48,9 +48,11 @@ class DeviceExecutor:
             model = replace(model, ranks=group.collectives)
         runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
         with torch.inference_mode():
-            runner.capture(report)
-        if group is not None:
-            group.await_serving()
+            if group is None:
+                runner.capture(report)
+            else:
+                group.read(partial(runner.capture, report))
+                group.await_serving()
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
