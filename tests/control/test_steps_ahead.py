@@ -157,6 +157,17 @@ def test_a_segment_with_a_grammar_goes_on_ahead_and_says_late_what_may_be_chosen
     assert all(row.source >= 0 and row.allowed_bits is None for row in late)
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_sampler_carries_its_state_where_the_grammar_is_explained_too(is_ahead: bool) -> None:
+    rig = Rig(is_ahead=is_ahead, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    run = rig.open("held")
+    fields = {"grammar": Grammar("regex", "g"), "sampler": COUNTER, "sampler_state": {"count": 0.0}, "explain": True}
+    call = run.submit(replace(segment(6, max_tokens=4, progress=True), **fields))
+    rig.drain()
+    found = run.segment(call)
+    assert found.sampler_state == {"count": len(found.tokens)}
+
+
 def test_forced_tokens_come_one_by_one_as_they_would_have_come_together() -> None:
     """What the grammar would force from the middle of them on is not asked, nor right behind them."""
     choices = [(3, 4, 5), (10, 12), (11, 13), (20, 21, 22), (30, 31), (8, 9), (40, 41)]
