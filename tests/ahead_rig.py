@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from loopwright.core.batch import Batch, DecodeRows, ForwardRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.core.late_bits import LateBits
 from loopwright.core.samplers import SamplerRun
 from loopwright.engine.carried import fed
 from runner_rig import Rig, some_tokens
@@ -124,6 +125,10 @@ class Kinds:
                 self._tables[name], position, [position], [0], sample_position=position + 1, source=place,
                 generated=known[:number - 1], **fields,
             )  # fmt: skip
+            if row.allowed_bits is not None:  # as control sends what follows from the source's token
+                late = LateBits()
+                late.give(row.allowed_bits)
+                row = replace(row, allowed_bits=None, late_bits=late)
             yield row if is_ahead else replace(fed(row, self._results[-1][place]), source=-1)
 
     def _take(self, result: StepResult) -> None:

@@ -86,9 +86,17 @@ class FakeExecutor:
     """Runs each batch at once, or when released. Records the batches."""
 
     def __init__(
-        self, *, num_blocks: int = 64, block_size: int = 4, num_slots: int = 64, max_context: int = 1000
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_slots: int = 64,
+        max_context: int = 1000,
+        takes_late_bits: bool = True,
     ) -> None:
-        self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots, steps_ahead="possible")
+        self.shape = EngineShape(
+            VOCAB_SIZE, max_context, block_size, num_blocks, num_slots, 0, "possible", takes_late_bits
+        )  # fmt: skip
         self._carried = Carried()
         self.batches: list[Batch] = []
         self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail

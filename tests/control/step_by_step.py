@@ -120,6 +120,10 @@ OPTIONS = {
     "sampler": {"sampler": COUNTER, "sampler_state": {"count": 0.0}},
     "grammar": {"grammar": Grammar("regex", "g")},
     "sampler under a grammar": {"grammar": Grammar("regex", "g"), "sampler": COUNTER, "sampler_state": {"count": 0.0}},
+    "penalties under a grammar": {
+        "grammar": Grammar("regex", "g"),
+        "sampling": Sampling(temperature=1.0, seed=3, frequency_penalty=1.0),
+    },
     "entropy under a grammar": {"grammar": Grammar("regex", "g"), "stop_entropy": 8.5},
 }
 

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from loopwright.control.grouping import goes_ahead
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Generate, Grammar, Sampling, Watch
-from loopwright.core.errors import BadRequest
+from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import PageName
+from loopwright.core.late_bits import LateBits
 
 from .fake_grammars import FakeCompiler
 from .reference import NaiveContext
@@ -140,8 +141,71 @@ def test_segments_with_rows_of_their_own_go_on_ahead(fields: dict[str, object]) 
     assert [batch.rows[0].source for batch in rig.executor.batches] == [-1, *[0] * 8]
 
 
-def test_what_needs_a_result_to_go_on_keeps_the_step_behind_it_waiting_for_it() -> None:
+def test_a_segment_with_a_grammar_goes_on_ahead_and_says_late_what_may_be_chosen() -> None:
     rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    plain, held = rig.open("plain"), rig.open("held")
+    plain.submit(segment(max_tokens=20))
+    call = held.submit(replace(segment(6, max_tokens=4), grammar=Grammar("regex", "g")))
+    serial = Rig(grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    alone = serial.open("held")
+    expected = alone.submit(replace(segment(6, max_tokens=4), grammar=Grammar("regex", "g")))
+    rig.drain()
+    serial.drain()
+    late = [row for batch in rig.executor.batches for row in batch.rows if row.late_bits is not None]
+    assert held.segment(call) == alone.segment(expected)
+    assert len(late) >= 2
+    assert all(row.source >= 0 and row.allowed_bits is None for row in late)
+
+
+def held_ahead(rig: Rig) -> LateBits:
+    """A segment with a grammar of which one step runs and one is ahead; what that one waits for."""
+    run = rig.open("held")
+    run.submit(replace(segment(6, max_tokens=9), grammar=Grammar("regex", "g")))
+    rig.step()
+    rig.begin()
+    while not (late := [row.late_bits for row in rig.running[-1].rows if row.late_bits is not None]):
+        rig.end()
+        assert rig.begin()
+    [bits] = late
+    assert not bits.is_given
+    return bits
+
+
+@pytest.mark.parametrize("how", ["step fails", "row fails", "run closes"])
+def test_whatever_becomes_of_a_text_the_engine_hears_what_its_row_ahead_may_choose(how: str) -> None:
+    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    late = held_ahead(rig)
+    if how == "step fails":
+        rig.executor.fault = RuntimeError("device lost")
+    elif how == "row fails":
+        rig.executor.fail_rows = {token: BadRequest("NaN").info() for token in range(64)}
+    else:
+        next(iter(rig.controller._sessions.values())).close()
+    rig.end()
+    assert late.is_given
+    rig.drain()
+
+
+async def test_an_engine_that_outlives_control_does_not_wait_for_it() -> None:
+    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    late = held_ahead(rig)
+    task = asyncio.create_task(rig.controller.serve())
+    await asyncio.sleep(0)
+    assert not late.is_given
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert late.is_given
+
+
+def test_an_executor_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.core.late_bits.PATIENCE_S", 0.0)
+    with pytest.raises(InternalError, match="nobody has said what a row may choose"):
+        LateBits().wait()
+
+
+def test_what_needs_a_result_to_go_on_keeps_the_step_behind_it_waiting_for_it() -> None:
+    """An engine that has to know with the row what may be chosen."""
+    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, takes_late_bits=False)
     plain, held = rig.open("plain"), rig.open("held")
     plain.submit(segment(max_tokens=20))
     call = held.submit(replace(segment(6, max_tokens=4), grammar=Grammar("regex", "g")))

@@ -115,7 +115,10 @@ def test_graph_of_thought_joins_pairs_as_they_are_finished() -> None:
             first = [(0, 3, 4), (0, 4, 8)]
             if (0, 4, 4) in pairs[:1]:  # on a busy machine the program is told of the three shortest at once
                 first = [(0, 4, 4), (0, 3, 8)]
-            assert pairs == [*first, (1, 4, 4), (0, 16, 16), (0, 32, 32), (1, 4, 4)]
+            assert pairs[:2] == first
+            # Of what comes behind them the program may be told at once there, too.
+            assert sorted(pairs[2:]) == [(0, 16, 16), (0, 32, 32), (1, 4, 4), (1, 4, 4)]
+            assert pairs[-1] == (1, 4, 4)
             assert [len(text) for text in outcome.result] == [4, 4]
             prompt, merges = 90, 6 * (120 + 2 * 32)  # with their templates
             assert stats.num_prefill_tokens <= prompt + 8 + merges  # the prompt once, for eight proposals

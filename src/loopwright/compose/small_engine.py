@@ -11,6 +11,7 @@ from loopwright.control.controller import Controller
 from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import Clock
 from loopwright.core.executor import Executor
+from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.model_info import ModelInfo
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.executor import TorchExecutor
@@ -21,7 +22,11 @@ _NUM_BLOCKS = 4096
 
 @asynccontextmanager
 async def open_small_engine(
-    vocab_size: int, clock: Clock, config: ControlConfig, executor: Executor | None = None
+    vocab_size: int,
+    clock: Clock,
+    config: ControlConfig,
+    executor: Executor | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> AsyncIterator[Controller]:
     """Serves until the end, on the running loop; one thread computes. Checks at the end that nothing leaked. It closes
     `executor`, if there is one, which takes the place of torch's."""
@@ -34,7 +39,7 @@ async def open_small_engine(
         max_context=shape.max_context, page_size=shape.block_size, num_pages=shape.num_blocks, eos_ids=(), bos_id=None,
         has_chat_template=False, quantization="F32", weights_sha256="",
     )  # fmt: skip
-    controller = Controller(executor, (), info, clock, config)
+    controller = Controller(executor, (), info, clock, config, grammars)
     try:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(controller.serve())

@@ -152,6 +152,13 @@ class Controller:
     async def serve(self) -> None:
         """Runs steps for as long as its task lives; waits only for the engine, or for something to do."""
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._serve()
+        finally:
+            for step in self._running:
+                step.give_up_ahead()
+
+    async def _serve(self) -> None:
         submitted: deque[tuple[Batch, Future[StepResult]]] = deque()
         idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
         while True:

@@ -128,6 +128,8 @@ class OpenCalls:
     def discard(self, call: OpenCall) -> list[OpenCall]:
         """Takes the call out of everything. Returns those that now wait for nobody."""
         call.is_over = True
+        if isinstance(call.work, SegmentFeed):
+            call.work.give_up_ahead()
         if call.decoding is not None:
             call.decoding.leave(call)
         self._compiling.drop(call)

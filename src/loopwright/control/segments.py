@@ -13,6 +13,7 @@ from loopwright.core.batch import ForwardRow, RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.ids import PageName
+from loopwright.core.late_bits import LateBits
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 from loopwright.text.stop import StopMatch, StopMatcher
@@ -36,9 +37,11 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_match", "_matcher",
+        "_call", "_chain", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_late", "_match",
+        "_matcher",
         "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops",
-        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "top_logprobs",
+        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "takes_late_bits", "tokens",
+        "top_logprobs",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -70,6 +73,9 @@ class SegmentFeed(Feed):
         self._state: GrammarState | None = None
         self._may_force = self._is_choice = True
         self._has_row_ahead = False  # behind the one whose result comes next
+        self.takes_late_bits = False  # the engine hears of what a row ahead may choose when it runs
+        self._late: LateBits | None = None  # of the row ahead, until they are given
+        self._chain: list[int] | None = None  # forced tokens that are to come one by one; empty: now one is chosen
         # A steady row carries no more than a plain segment needs.
         is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
         self._is_usual = not is_special and not call.sampling.top_logprobs
@@ -110,7 +116,12 @@ class SegmentFeed(Feed):
         self._continue((self.tokens[-1],), (self._sample_position,))
         if self._has_row_ahead:
             self._has_row_ahead, self._num_in_row, self._picked = False, 1, range(len(self._distributions))
+            self._give_late(self._allowed_bits)
         return self.is_interrupted
+
+    def give_up_ahead(self) -> None:
+        """Nobody looks at what the row ahead gives: the engine need not wait for what it may choose."""
+        self._give_late(None)
 
     @property
     def kv_len(self) -> int:
@@ -134,11 +145,13 @@ class SegmentFeed(Feed):
     @property
     def outlook(self) -> Outlook:
         """What it does next, unless the token ends it that the row which runs samples."""
-        if not self.is_through or self._state is not None or self.view is not None:
+        if not self.is_through or self.view is not None:
             return "unknown"
+        if self._state is not None and (not self.takes_late_bits or self._num_drafts):
+            return "unknown"  # what drafts were is not among the tokens yet
         if self.max_more(1) <= 0:
             return "over"
-        return "steady" if self._is_usual else "row"
+        return "steady" if self._is_usual and self._state is None else "row"
 
     @property
     def kv_len_next(self) -> int:
@@ -149,6 +162,7 @@ class SegmentFeed(Feed):
         """The row behind the one that runs, whose place in its step is `source`; for the outlook "row"."""
         self._has_row_ahead = True
         sampler, position = self._sampler, self._sample_position
+        self._late = None if self._state is None else LateBits()
         if sampler is not None:
             sampler = SamplerRun(sampler.graph, sampler.initial)
         return ForwardRow(
@@ -162,6 +176,7 @@ class SegmentFeed(Feed):
             generated=tuple(self._generated),  # the list may have one more when the row runs
             sampler=sampler,
             source=source,
+            late_bits=self._late,
         )
 
     def has_ended(self) -> bool:
@@ -261,7 +276,7 @@ class SegmentFeed(Feed):
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Makes the next inputs: these, and what the grammar forces after them."""
-        rides = self._state is not None and self._sampler is None and self._may_force
+        rides = self._state is not None and self._sampler is None and self._may_force and not self._has_row_ahead
         forced = self._forced(positions[-1]) if rides else ()
         first = positions[-1] + 1
         self._tokens = (*tokens, *forced) if forced else tokens
@@ -273,26 +288,44 @@ class SegmentFeed(Feed):
         if self._state is not None:
             self._is_choice = self._call.stop_entropy is None or not self._state.forced()
             self._allowed_bits = self._state.allowed_bits(self.stop_tokens)
-            if self._sampler is not None and self._may_force and (only := self._next_forced(positions[-1])) is not None:
-                self._allowed_bits = (1 << only).to_bytes(len(self._allowed_bits), "little")
+            if not rides and self._may_force and (only := self._next_forced(positions[-1])) is not None:
+                self._allowed_bits, self._is_choice = (1 << only).to_bytes(len(self._allowed_bits), "little"), False
 
     def _forced(self, position: int) -> Sequence[int]:
-        """What the grammar forces after `position`, up to a token that would end the segment; it takes them."""
+        """What the grammar forces after `position`; it takes them."""
+        assert self._state is not None
+        forced = self._forced_chain(position) if self._chain is None else self._chain
+        self._chain = None
+        for token in forced:
+            self._state.accept(token)
+        return forced
+
+    def _forced_chain(self, position: int) -> list[int]:
+        """Up to a token that would end the segment; not taken."""
         assert self._state is not None
         forced: list[int] = []
         stops = copy(self._matcher)  # shares the automaton
         for token in self._state.forced()[: self._num_forcible(position)]:
             if token in self.stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
                 break
-            self._state.accept(token)
             forced.append(token)
         return forced
 
     def _next_forced(self, position: int) -> int | None:
-        """The first token of `_forced`, not taken: a sampler carries state, so it is asked about every token."""
+        """The first token that is forced, not taken: a sampler carries state, so it is asked about every token, and a
+        row ahead has no room for drafts. Then those of a chain come one by one, and the token behind it is chosen."""
         assert self._state is not None
+        if self._sampler is None:
+            chain = self._forced_chain(position) if self._chain is None else self._chain
+            self._chain = chain[1:] if chain else None
+            return chain[0] if chain else None
         forced = self._state.forced()[: min(1, self._num_forcible(position))]
         return forced[0] if forced and forced[0] not in self.stop_tokens else None
+
+    def _give_late(self, bits: bytes | None) -> None:
+        if self._late is not None:
+            self._late.give(bits)
+            self._late = None
 
     def _num_forcible(self, position: int) -> int:
         num_left = self._call.max_tokens - len(self.tokens) - 1

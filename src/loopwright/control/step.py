@@ -111,6 +111,12 @@ class Step:
                     going[call] = place
         return going
 
+    def give_up_ahead(self) -> None:
+        """Nobody will take what came of the step before: the engine need not wait for what follows from it."""
+        for call in self.rows:
+            if isinstance(call.work, SegmentFeed):
+                call.work.give_up_ahead()
+
     def has(self, call: OpenCall) -> bool:
         """Whether the batch has something of the call."""
         return call in self.calls or call in self.decoded.calls

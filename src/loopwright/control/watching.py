@@ -169,6 +169,7 @@ class WatchedFeed(SegmentFeed):
     def _drop_row_ahead(self) -> None:
         """The result after this one does not count either."""
         self._is_stale, self._has_row_ahead = self._has_row_ahead, False
+        self.give_up_ahead()
 
     def _go_back(self) -> None:
         assert self._rollback is not None
@@ -206,7 +207,7 @@ class WatchedFeed(SegmentFeed):
             for token in self.tokens:
                 self._matcher.push(self._token_bytes[token])
         if self._grammar is not None:
-            self._state = self._grammar.start()
+            self._state, self._chain = self._grammar.start(), None
             for token in self.tokens:
                 self._state.accept(token)
 

@@ -15,6 +15,7 @@ import msgspec
 from loopwright.core.calls import DistributionRequest, Sampling, Visibility
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, SlotId
+from loopwright.core.late_bits import LateBits
 from loopwright.core.results import Distribution, TopLogprobs
 from loopwright.core.samplers import SamplerRun, SamplerState
 
@@ -68,6 +69,7 @@ class ForwardRow(msgspec.Struct, frozen=True):
     allowed_bits: bytes | None = None  # what may be chosen after the last token: bit i % 8 of byte i // 8 is token i
     sampler: SamplerRun | None = None  # chooses the token after the last one; never beside drafts
     source: int = -1  # if not: the one token is what this row of the batch before samples; see `Batch`
+    late_bits: LateBits | None = None  # `allowed_bits` that follow from the source's token: given when that is here
 
     @property
     def num_tokens(self) -> int:

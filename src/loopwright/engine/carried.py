@@ -31,7 +31,8 @@ class Carried:
 
 
 def fed(row: ForwardRow, result: RowResult) -> ForwardRow:
-    """The row with what came of its source."""
+    """The row with what came of its source, and what control made of it."""
+    row = settled(row)
     token = result.token_id
     if result.error is not None or token is None:
         return msgspec.structs.replace(row, token_ids=(_NO_TOKEN,))
@@ -41,6 +42,13 @@ def fed(row: ForwardRow, result: RowResult) -> ForwardRow:
     if sampler is not None:
         sampler = SamplerRun(sampler.graph, sampler.initial, result.sampler_state)
     return msgspec.structs.replace(row, token_ids=(token,), generated=generated, sampler=sampler)
+
+
+def settled(row: ForwardRow) -> ForwardRow:
+    """The row with the bits that come late, for which this waits."""
+    if row.late_bits is None:
+        return row
+    return msgspec.structs.replace(row, allowed_bits=row.late_bits.wait(), late_bits=None)
 
 
 def _of(source: int, results: Sequence[RowResult]) -> RowResult:

@@ -18,6 +18,7 @@ from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
+from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
@@ -26,6 +27,7 @@ from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
+from loopwright.engine.sampler import Question
 from loopwright.engine.transfer import to_device
 
 _GREEDY = Sampling()
@@ -165,8 +167,12 @@ class DeviceRunner(ModelRunner):
                 )
             if not samplings.is_greedy:
                 self._steps.draw(logits, samplings)
-            if step.asking:
-                self._answer_step(step.asking, step.fed, logits, step.places, other)
+            late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
+            if len(late) < len(step.asking):
+                self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
+            if late:  # all else is under way
+                step.asking = step.asking | {place: settled(row) for place, row in late.items()}
+                self._answer_step(step, list(late), logits, other)
         except BaseException:
             self._steps.tables.forget()
             raise
@@ -193,30 +199,31 @@ class DeviceRunner(ModelRunner):
         num = len(decodes)
         return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
 
-    def _answer_step(
-        self, asking: Mapping[int, ForwardRow], fed: Fed | None, logits: Tensor, places: Sequence[int], other: _Other
-    ) -> None:
-        errors = errors_of(list(asking.values()), lambda row: check_row(row, self.shape))
-        good: list[tuple[int, int, Asked]] = []
-        for number, (place, row) in enumerate(asking.items()):
-            asked = Asked.of_row(row, 1)
-            if number in errors or not asked.questions:
-                other.known[places[place]] = errors.get(number, RowResult())
-            else:
-                good.append((number, place, asked))
+    def _answer_step(self, step: "_Step", asked: Sequence[int], logits: Tensor, other: _Other) -> None:
+        """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
+        places, num_decodes = step.places, len(step.decodes)
+        asking = {place: step.asking[place] for place in asked}
+        decoding = {place: row for place, row in asking.items() if place < num_decodes}  # the others were checked
+        checked = errors_of(list(decoding.values()), lambda row: check_row(row, self.shape))
+        errors = {place: checked[number] for number, place in enumerate(decoding) if number in checked}
+        silent = [place for place, row in asking.items() if row.sampling is None and not row.distributions]
+        other.known.update({places[place]: RowResult() for place in silent})
         if errors:
-            bad = [place for number, place in enumerate(asking) if number in errors]
-            self._steps.note(bad, torch.ones(2, len(bad), dtype=torch.int32, device=self._device))
-        if not good:
+            other.known.update({places[place]: error for place, error in errors.items()})
+            self._steps.note(list(errors), torch.ones(2, len(errors), dtype=torch.int32, device=self._device))
+        mine = [place for place in asking if places[place] not in other.known]
+        if not mine:
             return
-        numbers, mine, asked_rows = (list(column) for column in zip(*good, strict=True))
-        if fed is not None and len(numbers) < len(asking):
-            fed = fed.of(self._numbers(numbers))
+        fed = step.fed
+        if fed is not None and len(mine) < len(step.asking):
+            chosen = set(mine)
+            fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
-        answers = Answers(wanted, [one.questions[0][1] for one in asked_rows], self._columns, self._draw_open, fed)
+        questions = [_question(asking[place]) for place in mine]
+        answers = Answers(wanted, questions, self._columns, self._draw_open, fed)
         self._steps.note(mine, answers.sampled)
         own = [places[place] for place in mine]
-        other.parts.append((Assembled(asked_rows, [answers]), own))
+        other.parts.append((answers, own))
         other.states.update({own[number]: state for number, state in answers.states.items()})
 
     # Other rows
@@ -265,7 +272,7 @@ class DeviceRunner(ModelRunner):
             other.sampled.append((own, outputs[::2]))
         is_plain = set(plain)
         asking = [number for number, row in enumerate(rows) if number not in is_plain]
-        asked = [Asked.of_row(rows[number], ends[number]) for number in asking]
+        asked = [Asked.of_row(settled(rows[number]), ends[number]) for number in asking]
         silent = [number for number, one in zip(asking, asked, strict=True) if not one.questions]
         other.known.update({places[number]: RowResult() for number in silent})
         asking = [number for number in asking if number not in silent]
@@ -368,7 +375,7 @@ class _Step:
     singles: Sequence[ForwardRow]
     places: Sequence[int]
     samplings: RowSamplings
-    asking: Mapping[int, ForwardRow]
+    asking: dict[int, ForwardRow]
     fed: Fed | None
     logits: Tensor | None = None  # [rows, vocab_size], once the model has run
 
@@ -382,6 +389,11 @@ class _AskedRows:
     states: Mapping[int, SamplerState]
 
 
+def _question(row: ForwardRow) -> Question:
+    """All that a row of one token asks."""
+    return Question(row.distributions, row.sampling, row.sample_position, row.generated, row.allowed_bits, row.sampler)
+
+
 def _is_plain(row: ForwardRow) -> bool:
     """Whether all that the row asks for is a token that the device can draw."""
     return (
@@ -389,5 +401,6 @@ def _is_plain(row: ForwardRow) -> bool:
         and not row.distributions
         and row.sampler is None
         and row.allowed_bits is None
+        and row.late_bits is None
         and not is_special(row.sampling)
     )

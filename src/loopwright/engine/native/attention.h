@@ -124,19 +124,19 @@ static inline void score(const HeadCache& cache, const int32_t* blocks, int star
 // Of blocks `start` … `end` - 1, scores of places that the query does not see become -infinity.
 static inline void hide(const Query& query, const HeadCache& cache, const int32_t* blocks, int start, int end, int window,
                         float* scores) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints lanes = lane_numbers();
     const Floats hidden = all(-INFINITY);
     const int own = query.own_place / kBlock;  // the first block that it may not see wholly
     for (int index = query.shown || window ? start : own > start ? own : start; index < end; index++) {
         Floats seen = load(scores + (index - start) * kBlock);
-        seen = lanes <= query.own_place - index * kBlock ? seen : hidden;
+        seen = select(lanes <= query.own_place - index * kBlock, seen, hidden);
         if (query.shown) {
             Ints is_shown = ((Ints{} + query.shown[index]) >> lanes) & 1;
-            seen = is_shown != 0 ? seen : hidden;
+            seen = select(is_shown != 0, seen, hidden);
         }
         if (window) {
-            Ints age = query.position - *(const IntsAt*)(cache.positions + (size_t)blocks[index] * kBlock);
-            seen = age < window ? seen : hidden;
+            Ints age = query.position - load_ints(cache.positions + (size_t)blocks[index] * kBlock);
+            seen = select(age < window, seen, hidden);
         }
         store(scores + (index - start) * kBlock, seen);
     }

@@ -38,14 +38,15 @@ struct Row {
             for (int i = (int)group * kMaximaGroup, end = std::min(count, i + kMaximaGroup); i < end; i += kLanes) {
                 Floats mine = at(i);
                 found = max(found, mine);
-                zeros += end - i >= kLanes ? mine * 0.0f : Floats{};  // NaN for what is not finite
+                if (end - i >= kLanes) zeros += mine * 0.0f;  // NaN for what is not finite
             }
             maxima[group] = max_of(found);
             all_highest = max(all_highest, found);
         }
-        for (int i = count / kLanes * kLanes; i < count; i++) zeros[0] += from[i] * 0.0f;
+        float rest = sum_of(zeros);
+        for (int i = count / kLanes * kLanes; i < count; i++) rest += from[i] * 0.0f;
         highest = max_of(all_highest);
-        is_finite = sum_of(zeros) == 0;
+        is_finite = rest == 0;
     }
 
     // Calls `take(index)` in ascending order where a value is at least `bound`.
@@ -66,7 +67,7 @@ struct Row {
             for (int end = std::min(size, i + 1024); i < end; i += kLanes) sum += exp_of(at(i) - highest);
             total += sum_of(sum);
         }
-        return highest + std::log(total);
+        return highest + log_of(total);
     }
 
     // The first of the highest.
@@ -93,10 +94,9 @@ static inline void each_weight(const float* values, int count, double highest, d
 
 // The weights to a place whose room is a multiple of eight. Returns their sum.
 static inline double weigh(const float* values, int count, double highest, double temperature, double* to) {
-    typedef Doubles DoublesAt __attribute__((aligned(8), may_alias));
     Doubles sum = {};
     each_weight(values, count, highest, temperature, [&](int i, Doubles weights, Doubles) {
-        *(DoublesAt*)(to + i) = weights;
+        store_lanes(to + i, weights);
         sum += weights;
     });
     return sum_of(sum);
@@ -157,7 +157,7 @@ struct Candidates {
 // A bound that at least `count` values of the row reach, and few more where there are more groups than that.
 static inline float bound_of_highest(const Row& row, int count, std::vector<float>& space) {
     if (count > (int)row.maxima.size()) return -__FLT_MAX__;  // what a mask hides is lower
-    space = row.maxima;
+    space.assign(row.maxima.begin(), row.maxima.end());
     std::nth_element(space.begin(), space.begin() + count - 1, space.end(), std::greater<float>());
     return std::max(space[count - 1], -__FLT_MAX__);
 }

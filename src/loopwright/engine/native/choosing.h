@@ -22,11 +22,11 @@ static inline double uniform(uint64_t seed, int64_t position) {
 
 // -infinity where a bit of `allowed` is not set. It has a bit for each value and as many more as make whole vectors.
 static inline void mask(float* values, int size, const uint8_t* allowed) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints lanes = lane_numbers();
     for (int i = 0; i < size; i += kLanes) {
         Ints is_allowed = ((Ints{} + (allowed[i / 8] | allowed[i / 8 + 1] << 8)) >> lanes) & 1;
         if (size - i >= kLanes)
-            store(values + i, is_allowed != 0 ? load(values + i) : all(-INFINITY));
+            store(values + i, select(is_allowed != 0, load(values + i), all(-INFINITY)));
         else
             for (int lane = 0; lane < size - i; lane++)
                 if (!is_allowed[lane]) values[i + lane] = -INFINITY;
@@ -143,7 +143,7 @@ static inline Drawn draw(const Row& row, const Question& asked, ChoiceSpace& spa
         double total = draw_from_all(row, asked.temperature, 0, space.sums).total;
         take_nucleus(row, asked, asked.top_p * total, left);
     } else {
-        double bound = row.highest + asked.temperature * (std::log(asked.min_p) - 1e-3) - 1e-3;
+        double bound = row.highest + asked.temperature * (log_of(asked.min_p) - 1e-3) - 1e-3;
         left.take_from(row, std::max((float)bound, -__FLT_MAX__));
         left.weigh_by(row.highest, asked.temperature);
     }
@@ -164,7 +164,7 @@ static inline void list_processed(const Row& row, const Question& asked, const D
     for (int place : from.order) {
         if (from.weights[place] <= 0) break;
         to.top_ids[to.num_top] = from.ids[place];
-        to.top_logprobs[to.num_top++] = std::log(from.weights[place] / drawn.total);
+        to.top_logprobs[to.num_top++] = log_of(from.weights[place] / drawn.total);
     }
 }
 
@@ -181,7 +181,7 @@ static inline void choose(const float* logits, const Question& asked, ChoiceSpac
     else
         drawn = draw(*row, asked, space, is_filtered);
     to.token = drawn.token;
-    to.logprob = asked.is_processed ? std::log(drawn.weight / drawn.total) : std::min(0.0, logits[drawn.token] - to.normalizer);
+    to.logprob = asked.is_processed ? log_of(drawn.weight / drawn.total) : std::min(0.0, logits[drawn.token] - to.normalizer);
     if (!asked.num_top) return;
     if (!asked.is_processed) {
         space.find_top(space.raw, asked.num_top);
@@ -203,9 +203,9 @@ static inline double entropy(const Row& row) {
     Doubles total = {}, sum = {};
     each_weight(row.values, row.size, row.highest, 1, [&](int, Doubles weights, Doubles exponents) {
         total += weights;
-        sum += weights > 0 ? weights * exponents : Doubles{};
+        sum += select(weights > 0, weights * exponents, Doubles{});
     });
-    return std::log(sum_of(total)) - sum_of(sum) / sum_of(total);
+    return log_of(sum_of(total)) - sum_of(sum) / sum_of(total);
 }
 
 static inline void list(const float* logits, double normalizer, Listing& to, ChoiceSpace& space) {

@@ -105,7 +105,7 @@ static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int pane
         for (int n = 0; n < N; n++) {
             Floats scale = load_fp16(scales + n * kLanes);
             for (int m = 0; m < M; m++)
-                sums.of[m][n] += __builtin_convertvector(levels[m][n], Floats) *
+                sums.of[m][n] += converted<Floats>(levels[m][n]) *
                               (scale * inputs.scales[(size_t)(first + m) * num_groups + group]);
         }
     }
@@ -138,7 +138,7 @@ static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int pa
             Floats scale = load_fp16(scales + n * kLanes), offset = load_fp16(offsets + n * kLanes);
             for (int m = 0; m < M; m++) {
                 size_t place = (size_t)(first + m) * num_groups + group;
-                Floats dot = __builtin_convertvector(levels[m][n], Floats) * scale;
+                Floats dot = converted<Floats>(levels[m][n]) * scale;
                 sums.of[m][n] += (dot + offset * (float)inputs.sums[place]) * inputs.scales[place];
             }
         }
@@ -152,7 +152,7 @@ static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inp
 #ifdef __AVX512F__
     constexpr int N = 2;
 #else
-    constexpr int N = 1;  // half as many registers, of half the width
+    constexpr int N = M > 2 ? 1 : 2;  // half as many registers, of half the width
 #endif
     Sums<N, M> sums[2 / N];
     for (int part = 0; part < 2; part += N) {

@@ -1,40 +1,36 @@
-// Sixteen lanes, whatever the instruction set: what the kernels need of it. Compiled once for each set (see build.py).
+// What the kernels need of vectors, whatever the instruction set. Compiled once for each set (see build.py).
 //
-// GCC's vector extensions do the plain arithmetic: 512 bits are one register with avx512 and two with avx2. Only dot
-// products of pairs and of quadruples have instructions of their own, and a stand-in where they are missing.
+// Plain arithmetic is that of lanes.h. Dot products of pairs and of quadruples have instructions of their own with avx512, and
+// a stand-in where they are missing; so have conversions from and to halves.
 #pragma once
-#include <immintrin.h>
-
 #include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <type_traits>
+
+#include "lanes.h"
 
 namespace loopwright {
 
 constexpr int kLanes = 16;
 typedef uint16_t bf16;
-
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));  // eight lanes
-typedef int64_t Longs __attribute__((vector_size(64)));
-// In memory: of any alignment, and over whatever type it was written as.
-typedef Floats FloatsAt __attribute__((aligned(4), may_alias));
-typedef Words WordsAt __attribute__((aligned(4), may_alias));
-typedef Ints IntsAt __attribute__((aligned(4), may_alias));
-typedef Halves HalvesAt __attribute__((aligned(2), may_alias));
 
-static inline Floats load(const float* from) { return *(const FloatsAt*)from; }
-static inline void store(float* to, Floats value) { *(FloatsAt*)to = value; }
-static inline Words load_words(const void* from) { return *(const WordsAt*)from; }
+static inline Floats load(const float* from) { return load_lanes<Floats>(from); }
+static inline void store(float* to, Floats value) { store_lanes(to, value); }
+static inline Words load_words(const void* from) { return load_lanes<Words>(from); }
+static inline Ints load_ints(const void* from) { return load_lanes<Ints>(from); }
 static inline Doubles load_doubles(const float* from) {
-    typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
-    return __builtin_convertvector(*(const Eight*)from, Doubles);
+#ifdef __AVX512F__
+    return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#else
+    return {(Doubles::Half)_mm256_cvtps_pd(_mm_loadu_ps(from)), (Doubles::Half)_mm256_cvtps_pd(_mm_loadu_ps(from + 4))};
+#endif
 }
 static inline Floats all(float value) { return Floats{} + value; }
 static inline Words all_words(uint32_t value) { return Words{} + value; }
+static inline Ints lane_numbers() {
+    static const int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load_ints(kNumbers);
+}
 
 static inline uint32_t word_at(const void* from) {  // a pair of bf16, or four bytes
     uint32_t word;
@@ -53,11 +49,21 @@ static inline Floats widen(Halves values) {
 #ifdef __AVX512F__
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)values), 16);
 #else
-    return (Floats)(__builtin_convertvector(values, Words) << 16);
+    __m128i low = _mm256_castsi256_si128((__m256i)values), high = _mm256_extracti128_si256((__m256i)values, 1);
+    return (Floats)(Words{(Words::Half)_mm256_cvtepu16_epi32(low), (Words::Half)_mm256_cvtepu16_epi32(high)} << 16);
 #endif
 }
 
-static inline Floats load_bf16(const bf16* from) { return widen(*(const HalvesAt*)from); }
+static inline Floats load_bf16(const bf16* from) { return widen(load_as<Halves>(from)); }
+
+// The low 16 bits of each lane, whose high ones are zero.
+static inline Halves low_halves(Words values) {
+#ifdef __AVX512F__
+    return (Halves)_mm512_cvtepi32_epi16((__m512i)values);
+#else
+    return (Halves)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)values.low, (__m256i)values.high), 0xd8);
+#endif
+}
 
 // To nearest, ties to even. A NaN stays one: its quiet bit is set before the low half is cut.
 static inline Halves narrow(Floats values) {
@@ -67,11 +73,11 @@ static inline Halves narrow(Floats values) {
     Words bits = (Words)values;
     Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
     Words is_nan = (Words)(values != values);
-    return __builtin_convertvector(((rounded & ~is_nan) | ((bits | 0x400000) & is_nan)) >> 16, Halves);
+    return low_halves(((rounded & ~is_nan) | ((bits | 0x400000) & is_nan)) >> 16);
 #endif
 }
 
-static inline void store_bf16(bf16* to, Floats values) { *(HalvesAt*)to = narrow(values); }
+static inline void store_bf16(bf16* to, Floats values) { store_as(to, narrow(values)); }
 
 // sum + low · low + high · high, lane by lane, of pairs of bf16.
 static inline Floats dot_pairs(Floats sum, Words left, Words right) {
@@ -94,17 +100,13 @@ static inline Ints dot_bytes(Ints sum, Words left, Words right) {
     __m512i first = _mm512_madd_epi16(_mm512_and_si512(l, even), r_even);
     return sum + (Ints)first + (Ints)_mm512_madd_epi16(_mm512_srli_epi16(l, 8), r_odd);
 #else
-    const __m256i *lefts = (const __m256i*)&left, *rights = (const __m256i*)&right;
-    __m256i even = _mm256_set1_epi16(0xff);
-    Ints products;
-    for (int half = 0; half < 2; half++) {
-        __m256i l = lefts[half], r = rights[half];
+    auto products = [](Words::Half left, Words::Half right) {
+        __m256i l = (__m256i)left, r = (__m256i)right, even = _mm256_set1_epi16(0xff);
         __m256i r_even = _mm256_srai_epi16(_mm256_slli_epi16(r, 8), 8), r_odd = _mm256_srai_epi16(r, 8);
         __m256i first = _mm256_madd_epi16(_mm256_and_si256(l, even), r_even);
-        __m256i both = _mm256_add_epi32(first, _mm256_madd_epi16(_mm256_srli_epi16(l, 8), r_odd));
-        memcpy((char*)&products + 32 * half, &both, 32);
-    }
-    return sum + products;
+        return (Ints::Half)_mm256_add_epi32(first, _mm256_madd_epi16(_mm256_srli_epi16(l, 8), r_odd));
+    };
+    return sum + Ints{products(left.low, right.low), products(left.high, right.high)};
 #endif
 }
 
@@ -112,22 +114,22 @@ static inline Floats load_fp16(const uint16_t* from) {
 #ifdef __AVX512F__
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #else
-    Floats wide;
-    for (int half = 0; half < 2; half++) {
-        __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8 * half)));
-        memcpy((char*)&wide + 32 * half, &part, 32);
-    }
-    return wide;
+    auto half = [&](int at) { return (Floats::Half)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + at))); };
+    return {half(0), half(8)};
 #endif
 }
 
 // Numbers of -128 … 127 as bytes.
 static inline void store_bytes(int8_t* to, Ints values) {
-    typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
-    *(Bytes*)to = __builtin_convertvector(values, Bytes);
+#ifdef __AVX512F__
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
+#else
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)values.low, (__m256i)values.high), 0xd8);
+    _mm_storeu_si128((__m128i*)to, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+#endif
 }
 
-static inline Floats max(Floats left, Floats right) { return left > right ? left : right; }
+static inline Floats max(Floats left, Floats right) { return select(left > right, left, right); }
 
 // Lanes in a fixed order: halves onto each other, 16 → 1.
 static inline float sum_of(Floats values) {
@@ -135,7 +137,7 @@ static inline float sum_of(Floats values) {
     return _mm512_reduce_add_ps((__m512)values);
 #endif
     float lanes[kLanes];
-    memcpy(lanes, &values, sizeof lanes);
+    store(lanes, values);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
     return lanes[0];
@@ -158,9 +160,7 @@ static inline uint32_t bits_of(Ints compared) {
 #ifdef __AVX512F__
     return _mm512_movepi32_mask((__m512i)compared);
 #else
-    __m256 halves[2];
-    memcpy(halves, &compared, sizeof compared);
-    return _mm256_movemask_ps(halves[0]) | _mm256_movemask_ps(halves[1]) << 8;
+    return _mm256_movemask_ps((__m256)compared.low) | _mm256_movemask_ps((__m256)compared.high) << 8;
 #endif
 }
 
@@ -169,17 +169,20 @@ static inline float max_of(Floats values) {
     return _mm512_reduce_max_ps((__m512)values);
 #endif
     float lanes[kLanes];
-    memcpy(lanes, &values, sizeof lanes);
+    store(lanes, values);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
 }
 
+// That of a wide number, since the other is younger in glibc than the oldest Linux that a wheel is for.
+static inline double log_of(double x) { return (double)std::log((long double)x); }
+
 // e^x by 2^n · polynomial of degree 6 on half a bit to either side (Taylor; error below 2e-7 relative).
 // Below -87 it is 0, above 88 infinity is not reached; NaN stays NaN.
 static inline Floats exp_of(Floats x) {
     Floats low = all(-87.0f), high = all(88.0f);
-    Floats clamped = x < low ? low : x > high ? high : x;
+    Floats clamped = select(x < low, low, select(x > high, high, x));
     Floats scaled = clamped * 1.44269504f;
     Floats shifted = scaled + 12582912.0f;  // 1.5 · 2^23: the fraction falls off
     Floats whole = shifted - 12582912.0f;
@@ -191,15 +194,15 @@ static inline Floats exp_of(Floats x) {
     sum = sum * rest + 0.5f;
     sum = sum * rest + 1.0f;
     sum = sum * rest + 1.0f;
-    Floats power = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
-    return x < low ? Floats{} : sum * power;
+    Floats power = (Floats)((converted<Ints>(whole) + 127) << 23);
+    return select(x < low, Floats{}, sum * power);
 }
 
 // e^x for x up to 0, by a polynomial of degree 13 (Taylor; error of a unit or two in the last place). In two steps at its
 // end, so that numbers too small to be normal are not lost.
 static inline Doubles exp_of(Doubles x) {
     const Doubles low = Doubles{} - 746.0;  // its power is 0
-    Doubles clamped = x < low ? low : x;
+    Doubles clamped = select(x < low, low, x);
     Doubles shifted = clamped * 1.4426950408889634 + 6755399441055744.0;  // 1.5 · 2^52: the fraction falls off
     Doubles whole = shifted - 6755399441055744.0;
     Doubles rest = clamped - whole * 6.93147180369123816490e-01 - whole * 1.90821492927058770002e-10;
@@ -215,7 +218,7 @@ static inline Doubles exp_of(Doubles x) {
 // no normal number is 0; NaN stays NaN.
 static inline Floats power_of_two(Floats x) {
     Floats low = all(-127.0f);
-    x = low > x ? low : x;
+    x = select(low > x, low, x);
     Floats shifted = x + 12582912.0f;  // 1.5 · 2^23: the fraction falls off
     Floats whole = shifted - 12582912.0f, rest = x - whole;
     Floats sum = all(1.33857e-3f);
