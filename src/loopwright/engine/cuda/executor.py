@@ -48,7 +48,7 @@ class DeviceExecutor:
             model = replace(model, ranks=group.collectives)
         runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
         with torch.inference_mode():
-            runner.capture(report)
+            runner.capture(_beside_room(report, room, runner.shape))
         if group is not None:
             group.await_serving()
         self.config = model.config
@@ -97,6 +97,13 @@ class _SharedStep:
 
     def result(self) -> StepResult:
         return self.group.read(self.launched.result)
+
+
+def _beside_room(report: Report, room: Room, shape: EngineShape) -> Report:
+    """Says of each stage what the device's memory is for."""
+    kv_gb = room.num_blocks * shape.block_bytes / 1e9
+    told = f"{kv_gb:.1f} GB of KV in {room.num_blocks} blocks, steps of up to {room.step_tokens} tokens"
+    return lambda stage, fraction: report(f"{stage} ({told})", fraction)
 
 
 def _launch_shared(group: RankGroup, runner: DeviceRunner, batch: Batch) -> _SharedStep:
