@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.loader import load_model
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loopwright.core.batch import Batch
+    from loopwright.core.model_info import WeightDtype
     from loopwright.engine.loaded_model import LoadedModel
 
 CPU = torch.device("cpu")
@@ -36,10 +38,10 @@ TIMEOUT_S = 30.0
 @contextmanager
 def rank_threads(
     path: Path, meeting: Path, num_ranks: int, kind: str = "reference",
-    followers_draw: type[DeviceRunner] = DeviceRunner,
+    followers_draw: type[DeviceRunner] = DeviceRunner, dtype: WeightDtype = "auto",
 ) -> Iterator[Rig]:  # fmt: skip
     """The first rank's rig over the model at `path`; `kind` is reference or device, of which the other ranks may have
-    another class. What one of them raises fails the block."""
+    another class, and which keeps its matrices as `dtype` says. What one of them raises fails the block."""
     inboxes = [SimpleQueue[bytes]() for _ in range(1, num_ranks)]
     writer = StepWriter()
     faults: list[Exception] = []
@@ -51,7 +53,7 @@ def rank_threads(
 
     def follow(rank: int, inbox: SimpleQueue[bytes]) -> None:
         try:
-            _follow(_maker(kind, followers_draw)(_ranked(path, meeting, rank, num_ranks), 128, 64), inbox)
+            _follow(_maker(kind, followers_draw, dtype=dtype)(_ranked(path, meeting, rank, num_ranks), 128, 64), inbox)
         except Exception as error:  # noqa: BLE001 (the edge of the thread)
             faults.append(error)
 
@@ -60,7 +62,7 @@ def rank_threads(
         thread.start()
     model = _ranked(path, meeting, 0, num_ranks)
     try:
-        yield Rig(model, make_runner=_maker(kind, share=share))
+        yield Rig(model, make_runner=_maker(kind, share=share, dtype=dtype))
     finally:
         for inbox in inboxes:
             inbox.put(encode(Stop()))
@@ -86,11 +88,14 @@ def _follow(runner: ModelRunner, inbox: SimpleQueue[bytes]) -> None:
 
 
 def _maker(
-    kind: str, device_runner: type[DeviceRunner] = DeviceRunner, share: Callable[[Batch], None] | None = None
+    kind: str, device_runner: type[DeviceRunner] = DeviceRunner, share: Callable[[Batch], None] | None = None,
+    dtype: WeightDtype = "auto",
 ) -> Callable[[LoadedModel, int, int], ModelRunner]:  # fmt: skip
     def make(model: LoadedModel, num_blocks: int, num_slots: int) -> ModelRunner:
         if kind == "device":
-            parts = DeviceParts.make(model, num_blocks=num_blocks, device=CPU, dtype=torch.float32)
+            parts = DeviceParts.make(
+                model, num_blocks=num_blocks, device=CPU, dtype=torch.float32, kind_of=kinds(dtype)
+            )
             return device_runner(model, parts, num_slots=num_slots, max_rows=8, share=share)
         if share is None:
             return FollowingRunner(model, num_blocks=num_blocks, num_slots=num_slots)

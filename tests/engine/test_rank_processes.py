@@ -117,8 +117,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeout_s
 def test_a_rank_that_cannot_begin_says_why_and_ends_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 if settings["rank"] == 2: fail("the model does not fit the device: 9 GB of 8")
-say({"type": "Loaded", "room": {"num_blocks": 5, "step_tokens": 7}})
-hear()
+hear()  # the first to be asked is ended before it says anything
 """
     with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match="fit the device: 9 GB of 8"):
         group.meet(Room(100, 100))
@@ -127,6 +126,19 @@ hear()
 def test_a_rank_that_dies_while_it_loads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'hear() if settings["rank"] == 1 else os.kill(os.getpid(), signal.SIGABRT)'
     with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match=r"rank 2 of 3 .* SIGABRT"):
+        group.meet(Room(100, 100))
+
+
+def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+say({"type": "Loaded", "room": {"num_blocks": 5, "step_tokens": 7}})
+hear()
+if settings["rank"] == 1: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+    with played(tmp_path, monkeypatch, script) as group, pytest.raises(Unavailable, match=r"rank 1 of 3 .* SIGKILL"):
         group.meet(Room(100, 100))
 
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from parity import ARCHITECTURES
-from ranks_rig import rank_threads
+from ranks_rig import CPU, rank_threads
 from test_device_engine import FITTING, Decoding, same_answer, step_of_everything
 
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, ForwardRow, HeadRow
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerNode, SamplerRun, TracedSampler, TracedState
 from loopwright.engine.byte_model import byte_model
+from loopwright.engine.cuda.matrices import kinds
+from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.oracle import Oracle
@@ -112,6 +114,23 @@ class OtherDraws(DeviceRunner):
         sampled[0] = (sampled[0] + 17) % 256
         self._steps.buffers.inputs[0] = (self._steps.buffers.inputs[0] + 17) % 256
         return sampled
+
+
+def test_matrices_of_fewer_bits_are_split_as_others_are(tmp_path: Path) -> None:
+    """Where a rank's inputs are whole groups, its scales are those of the whole matrix."""
+    model = byte_model(seed=3, num_heads=16, num_kv_heads=4, intermediate_size=256, is_head_tied=True)
+    tokens = some_tokens(40)
+
+    def alone(model: LoadedModel, num_blocks: int, num_slots: int) -> DeviceRunner:
+        parts = DeviceParts.make(
+            model, num_blocks=num_blocks, device=CPU, dtype=torch.float32, kind_of=kinds("int8")
+        )  # fmt: skip
+        return DeviceRunner(model, parts, num_slots=num_slots, max_rows=8)
+
+    expected = Rig(model, make_runner=alone).logprobs(tokens)
+    assert abs(expected - log_softmax(Oracle(model).logits(tokens))).max() > 1e-3
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device", dtype="int8") as rig:
+        np.testing.assert_allclose(rig.logprobs(tokens), expected, **CLOSE)
 
 
 def sampler_row(state: dict[str, float], blocks: list[int]) -> ForwardRow:

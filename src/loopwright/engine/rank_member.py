@@ -36,7 +36,6 @@ from loopwright.engine.ranks.messages import (
     Serving,
     Step,
     StepReader,
-    Stop,
     ToRank,
     decode,
     encode_from_rank,
@@ -82,10 +81,11 @@ def main() -> None:
 
 def _receive(frames: BinaryIO, inbox: "SimpleQueue[ToRank]") -> None:
     """Reads on while a step runs. Ends the process where it is when nobody is left to send anything."""
-    while len(head := frames.read(4)) == 4:
-        inbox.put(decode(frames.read(int.from_bytes(head, "little"))))
-    inbox.put(Stop())
-    os._exit(0)
+    try:
+        while len(head := frames.read(4)) == 4:
+            inbox.put(decode(frames.read(int.from_bytes(head, "little"))))
+    finally:  # also where a message ends in its midst
+        os._exit(0)
 
 
 def _begin(settings: RankSettings, inbox: "SimpleQueue[ToRank]", say: Callable[[FromRank], None]) -> Do:

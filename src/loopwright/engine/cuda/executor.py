@@ -47,10 +47,13 @@ class DeviceExecutor:
             room = group.meet(room, choice.device)
             model = replace(model, ranks=group.collectives)
         runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
+        report = _beside_room(report, room, runner.shape)
         with torch.inference_mode():
-            runner.capture(_beside_room(report, room, runner.shape))
-        if group is not None:
-            group.await_serving()
+            if group is None:
+                runner.capture(report)
+            else:
+                group.read(partial(runner.capture, report))
+                group.await_serving()
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights

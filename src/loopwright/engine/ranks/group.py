@@ -12,10 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -38,8 +38,8 @@ from loopwright.engine.ranks.messages import (
     encode,
 )
 
-TIMEOUT_S = 300.0
-"""For one step, and for the ranks to meet. A process that dies is noticed at once."""
+TIMEOUT_S = 600.0
+"""For one step, and for the ranks to meet: a first prompt may compile kernels. Who dies is noticed at once."""
 _MEMBER = "loopwright.engine.rank_member"
 _STOP_S = 10.0
 _NOTICE_S = 2.0  # a process that dies is gone for its peers a little before it is for its parent
@@ -88,10 +88,7 @@ class RankGroup:
             assert isinstance(loaded, Loaded), loaded
             room = room.of_both(loaded.room)
         self._send(Begin(room.num_blocks))
-        try:
-            self._collectives = Collectives(self._meeting, 0, self.num_ranks, device, self._timeout_s)
-        except Apart as error:
-            raise self._loss(f"the {self.num_ranks} ranks of the model did not meet: {error}") from error
+        self._collectives = self._connected(device)
         return room
 
     def await_serving(self) -> None:
@@ -137,6 +134,25 @@ class RankGroup:
             member.wait(_STOP_S)
         self._abort()
         self._folder.cleanup()
+
+    def _connected(self, device: torch.device) -> Collectives:
+        """On a thread that is left behind when a rank dies meanwhile: it may wait for that one."""
+        met: Future[Collectives] = Future()
+
+        def connect() -> None:
+            try:
+                met.set_result(Collectives(self._meeting, 0, self.num_ranks, device, self._timeout_s))
+            except Exception as error:  # noqa: BLE001 (the edge of the thread)
+                met.set_exception(error)
+
+        threading.Thread(target=connect, name="loopwright-ranks-meet", daemon=True).start()
+        either: list[Future[Any]] = [met, self.lost]
+        wait(either, return_when=FIRST_COMPLETED)
+        self._check()
+        try:
+            return met.result()
+        except Apart as error:
+            raise self._loss(f"the {self.num_ranks} ranks of the model did not meet: {error}") from error
 
     def _check(self) -> None:
         if self.lost.done():
