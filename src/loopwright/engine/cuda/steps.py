@@ -74,6 +74,7 @@ class DecodeSteps:
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
             self._draws.capture(size, self._graphs[size].result, lambda run: _capture(run, pool))
         torch.cuda.synchronize()
+        report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
     def forward(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool
