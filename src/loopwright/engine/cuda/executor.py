@@ -33,7 +33,7 @@ class DeviceExecutor:
     """Implements core.executor.Executor; what it is made of is `choice`."""
 
     dtype: WeightDtype
-    exactness: Exactness = "fast"
+    exactness: Exactness
 
     def __init__(
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
@@ -47,6 +47,7 @@ class DeviceExecutor:
             room = group.meet(room, choice.device)
             model = replace(model, ranks=group.collectives)
         runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
+        report = _beside_room(report, room, runner.shape)
         with torch.inference_mode():
             if group is None:
                 runner.capture(report)
@@ -56,6 +57,7 @@ class DeviceExecutor:
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
+        self.exactness = "deterministic" if choice.is_deterministic else "fast"
         self.computed_by = choice.reason + (f"; {group.num_ranks} GPUs share it" if group else "")
         self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
@@ -101,6 +103,13 @@ class _SharedStep:
         return self.group.read(self.launched.result)
 
 
+def _beside_room(report: Report, room: Room, shape: EngineShape) -> Report:
+    """Says of each stage what the device's memory is for."""
+    kv_gb = room.num_blocks * shape.block_bytes / 1e9
+    told = f"{kv_gb:.1f} GB of KV in {room.num_blocks} blocks, steps of up to {room.step_tokens} tokens"
+    return lambda stage, fraction: report(f"{stage} ({told})", fraction)
+
+
 def _launch_shared(group: RankGroup, runner: DeviceRunner, batch: Batch) -> _SharedStep:
     return _SharedStep(group, group.run(partial(runner.launch, batch)))
 
@@ -113,7 +122,7 @@ def device_runner(
     with torch.inference_mode():
         parts = DeviceParts.make(
             model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
+            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights), is_deterministic=choice.is_deterministic,
         )  # fmt: skip
         return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
 
