@@ -125,7 +125,6 @@ class DecodeSteps:
     def note(self, rows: Sequence[int], sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
         index = self.to_device(np.array(rows, np.int64))
-        sampled[1] |= self.buffers.outputs[2, index]
         self.buffers.outputs[::2].index_copy_(1, index, sampled)
         self.buffers.inputs[::4].index_copy_(1, index, sampled)
 
