@@ -10,17 +10,21 @@ from bench_fakes import FakeControl, FakeRuns, FakeSystem, opener
 from rich.console import Console
 
 from loopwright.bench import peers
-from loopwright.bench.command import BenchRequest, add_arguments, request_from, run_bench
+from loopwright.bench.command import BenchRequest, add_arguments, engine_device, request_from, run_bench
 from loopwright.bench.rows import PeerValue
 from loopwright.bench.suite import Options
 from loopwright.core.clock import FakeClock
 from loopwright.core.errors import BadRequest, LoopwrightError, NotFound, Unavailable
 
 
-def parse(*flags: str) -> BenchRequest:
+def arguments_of(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return request_from(parser.parse_args(flags))
+    return parser.parse_args(flags)
+
+
+def parse(*flags: str) -> BenchRequest:
+    return request_from(arguments_of(*flags))
 
 
 def fake_system() -> FakeSystem:
@@ -89,6 +93,7 @@ async def test_a_flag_of_some_suites_is_refused_by_the_others():
         (Options(techniques=("beam",)), "--technique is for techniques"),
         (Options(device="h200"), "--device is for steps, mechanisms, agents"),
         (Options(num_workers=2), "--workers is for mechanisms"),
+        (Options(num_requests=2), "--requests is for techniques"),
     ):
         error = await refused(BenchRequest(suite="launch", options=options))
         assert error.hint == hint
@@ -99,6 +104,30 @@ async def test_a_flag_of_some_suites_is_refused_by_the_others():
 async def test_a_scale_and_techniques_are_for_the_techniques_suite():
     request = parse("techniques", "--scale", "paper", "--technique", "beam", "--technique", "react")
     assert request.options == Options(scale="paper", techniques=("beam", "react"))
+
+
+async def test_fewer_requests_are_at_least_one():
+    error = await refused(BenchRequest(suite="techniques", options=Options(num_requests=0)))
+    assert (error.field, "0 requests" in error.message) == ("requests", True)
+
+
+async def test_a_dummy_of_a_shape_is_a_model_and_an_engines_device_is_none_that_is_simulated():
+    flags = ("--scale", "paper", "--load", "dummy", "--shape", "llama-1b", "--requests", "4")
+    request = parse("techniques", *flags, "--device", "cuda")
+    assert request.options == Options(model="dummy:llama-1b", scale="paper", num_requests=4)
+    for given, device in ((("--device", "cuda"), "cuda"), (("--device", "l4"), "auto"), ((), "auto")):
+        assert engine_device(arguments_of("steps", *given)) == device
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(("--load", "dummy"), "shape"), (("--shape", "tiny"), "load"),
+     (("--load", "dummy", "--shape", "tiny", "--model", "other"), "model")],
+)  # fmt: skip
+def test_a_dummy_has_sizes_and_no_other_model(flags, field):
+    with pytest.raises(BadRequest) as refusal:
+        parse("techniques", *flags)
+    assert refusal.value.field == field
 
 
 async def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path):

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpcore
@@ -13,6 +14,7 @@ from loopwright.bench.techniques.cases import Case, make_cases
 from loopwright.bench.techniques.clients import CLIENTS
 from loopwright.bench.techniques.endpoint import Endpoint
 from loopwright.bench.techniques.suite import DECODE_TOKENS, METRICS, driving, measure, measure_case, serving
+from loopwright.compose.system import open_bench_system
 from loopwright.core.errors import BadRequest, Unavailable
 from loopwright.engine.scripted import ScriptedExecutor
 from loopwright.runtime.program import read_program
@@ -89,6 +91,23 @@ async def test_both_sides_of_every_technique_are_measured_and_spend_the_same_tok
             equal = pytest.approx(decoded.peer_value, abs=slack)
             assert decoded.value == equal or case.technique in OTHERWISE_SPENT, case.technique
         await system.run(UNEXPORT)
+
+
+@pytest.mark.wasm
+async def test_a_technique_of_the_papers_scale_runs_on_random_weights_with_fewer_requests() -> None:
+    options = Options("dummy:tiny", num_rounds=1, scale="paper", techniques=("ebnf",), num_requests=2)
+    rows = {row.metric: row for row in (await measure(options, partial(open_bench_system, device="cpu"))).rows}
+    assert rows["requests_per_s"].value > 0
+    assert rows["round_s"].value > rows["latency_s"].value
+    tokens = (rows["decode_tokens"].value, rows["decode_tokens"].peer_value)
+    assert tokens[0] == pytest.approx(tokens[1], abs=2)
+
+
+def test_no_text_of_the_json_grammar_is_over_before_the_tokens_are() -> None:
+    """Both sides write as many tokens, whatever the model says: an item and its comma are two at least."""
+    case = make_cases("paper")["ebnf"]
+    assert 'item ("," item){32,}' in case.arguments["grammar"]
+    assert case.arguments["max_tokens"] <= 2 * 32
 
 
 SAME_WORK = sorted(

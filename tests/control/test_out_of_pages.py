@@ -27,7 +27,7 @@ from loopwright.core.calls import (
     SharePages,
     ShiftKv,
 )
-from loopwright.core.ids import BlockId, CallId, EmbedName, PageName
+from loopwright.core.ids import BlockId, CallId, EmbedName, PageName, RunId
 
 from .fake_executor import choose, shifted
 from .reference import NaiveContext
@@ -415,3 +415,18 @@ def test_a_page_that_lost_all_that_was_known_and_written_of_it_is_dropped_once()
     page: Page = Resource()
     page.id, page.content = blocks.take(), PageContent(Prefix(""))
     assert Dropping(blocks, block_size=4).droppable([page]) == [page]
+
+
+def test_no_rebuild_begins_that_leaves_no_block_for_what_its_call_needs_besides() -> None:
+    rig = Rig(num_blocks=6)
+    run, tokens = filled(rig, 1)
+    everything(rig)
+    rig.hold("other", range(900, 902))
+    call = run.submit(segment([5, 6, 7, 8, 9], 1, range(100, 104), 16))
+    rig.drain()
+    assert run.final(call) is None
+    assert (rig.executor.batches, rig.controller._resources.blocks.num_free) == ([], 4), "nothing is computed in vain"
+    other = rig.controller._sessions[RunId("other")]
+    other.close()
+    rig.drain()
+    assert list(run.segment(call).tokens) == expected([*tokens, 5, 6, 7, 8, 9], 1)

@@ -6,11 +6,13 @@ import random
 import msgspec
 import pytest
 
+from loopwright.control import bases
 from loopwright.control.ordering import is_dropped
 from loopwright.control.policies import PolicyName
 from loopwright.control.scheduler import ControlConfig
-from loopwright.core.calls import Acknowledge, Generate, Sampling, Veto, Watch
-from loopwright.core.ids import CallId
+from loopwright.core.calls import Acknowledge, ClearQueue, CreateQueue, Generate, Sampling, Veto, Watch
+from loopwright.core.errors import InternalError
+from loopwright.core.ids import CallId, QueueName
 from loopwright.core.results import Progress
 
 from .reference import NaiveContext
@@ -360,3 +362,41 @@ def test_pages_of_a_segment_that_was_left_after_a_veto_can_be_dropped_again() ->
     after = run.submit(generate([5], pages=range(100, 103), kv_len=10, grow_from=200, sampling=SAMPLING, max_tokens=3))
     rig.drain()
     assert list(run.segment(after).tokens) == alone([*text(1), 5], 3)
+
+
+def test_a_rebuild_that_fails_holds_no_block_while_the_program_looks_and_a_veto_takes_it_back() -> None:
+    rig = Rig(num_blocks=8)
+    run, call, _ = paused(rig)
+    everything(rig)
+    first = text(1)[-1]
+    rig.executor.fail_rows[first] = InternalError("NaN logits").info()
+    assert run.now(Acknowledge(handle=int(call), num_tokens=1)).error is None
+    rig.drain()
+    assert run.final(call) is None, "the program has two tokens to look at"
+    assert rig.controller._resources.blocks.num_free == 8
+    rig.executor.fail_rows.clear()
+    assert run.now(Veto(handle=int(call), index=2, ban=False)).error is None
+    accept_all(rig, run, call, num_vetoes=1)
+    assert list(run.segment(call).tokens) == alone(text(1), 12)
+    run.session.close()
+    rig.assert_all_free()
+
+
+def test_what_a_veto_took_back_after_it_was_dropped_is_no_base_of_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "MIN_PAGES", 2)
+    rig = Rig(num_blocks=8)
+    run, call, _ = paused(rig, window=7, max_tokens=16)
+    assert run.now(CreateQueue(queue=QueueName(2))).error is None
+    everything(rig)  # its four pages are noted as full, with what is ahead
+    behind = [run.submit(generate([5], queue=2, pages=range(100, 104), kv_len=16, grow_from=200, max_tokens=1))]
+    assert run.now(Veto(handle=int(call), index=5, ban=False)).error is None
+    run.session.interrupt(call)
+    rig.drain()
+    assert (run.segment(call).kv_len, run.segment(call).num_pages) == (14, 4)
+    run.submit(ClearQueue(queue=QueueName(2)))
+    behind.append(run.submit(generate([5], queue=2, pages=range(100, 104), kv_len=16, grow_from=300, max_tokens=1)))
+    rig.drain()
+    for one in behind:
+        assert run.error(one).message == "kv_len: pages[3] has KV for its first 2 tokens, and 4 are counted"
+    run.session.close()
+    rig.assert_all_free()

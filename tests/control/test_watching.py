@@ -203,3 +203,31 @@ def test_what_was_taken_back_serves_no_other_run_from_the_prefix_cache(index: in
         assert list(other.segment(after).tokens) == naive
         other.session.close()
     rig.assert_all_free()
+
+
+def test_a_stop_string_behind_a_veto_cuts_the_tokens_that_stand() -> None:
+    """Tokens of one, two and three letters: what the vetoed ones were long must not count."""
+    letters = tuple(b"" if token < 2 else (b"a", b"bb", b"ccc")[token % 3] for token in range(64))
+    cuts = set()
+    for seed in range(40):
+        rig = Rig(token_bytes=letters)
+        run, call = watched(rig, window=6, stop=("bc",), sampling=Sampling(temperature=1.0, seed=seed))
+        rig.drain()
+        run.final(call)
+        if sum(len(part.tokens) for part in run.parts[call]) < 3:
+            continue
+        assert run.now(Veto(handle=int(call), index=1)).error is None
+        for num_tokens in range(2, 13):
+            rig.drain()
+            run.now(Acknowledge(handle=int(call), num_tokens=num_tokens))
+        segment = run.segment(call)
+        if segment.reason != "stop":
+            continue
+        pieces = [letters[token] for token in segment.tokens]
+        start = b"".join(pieces).find(b"bc")
+        ends = [sum(map(len, pieces[: place + 1])) for place in range(len(pieces))]
+        num_kept = sum(end <= start for end in ends)
+        rest = b"".join(pieces)[ends[num_kept - 1] if num_kept else 0 : start]
+        assert (segment.num_kept, segment.remainder) == (num_kept, rest.decode())
+        cuts.add(num_kept)
+    assert len(cuts) > 2

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
 from rich.console import Console
 
@@ -21,8 +21,11 @@ from loopwright.bench.suite import DEFAULT_OPTIONS, SCALES, Measured, OpenSystem
 from loopwright.bench.table import render
 from loopwright.core.errors import BadRequest
 from loopwright.core.model_info import WeightDtype
+from loopwright.weights.store import DUMMY
 
 ON_DEVICES = ("steps", "mechanisms", "agents")  # suites that can have a simulated device
+EngineDevice: TypeAlias = Literal["auto", "cpu", "cuda"]
+ENGINE_DEVICES: dict[str, EngineDevice] = {"cpu": "cpu", "cuda": "cuda"}  # of `--device`; the others are simulated
 WIDTH_OF_A_FILE = 160  # where nobody says how wide it is: a narrow table would cut its numbers
 
 
@@ -45,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer", action="append", default=[], metavar="NAME", help=f"compare with {' or '.join(peers.PEERS)}"
     )
     parser.add_argument("--model", default=DEFAULT_OPTIONS.model, metavar="NAME", help="the model to measure with")
+    parser.add_argument(
+        "--load", default="auto", choices=("auto", "dummy"), help="dummy: random weights of --shape, and no --model"
+    )
+    parser.add_argument("--shape", default="", metavar="NAME", help="the sizes of a dummy, as of `serve --shape`")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="growth: also draw it there, as .svg or .png")
     parser.add_argument(
         "--dtype", default="auto", choices=get_args(WeightDtype), help="how the engine keeps weights, and the peer too"
@@ -62,7 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--technique", action="append", default=[], metavar="NAME", help="techniques: this one; again for another"
     )
     parser.add_argument(
-        "--device", choices=list(DEVICES), help="steps, mechanisms, agents: this simulated device in place of an engine"
+        "--requests", type=int, metavar="N", help="techniques: so many requests at once, not the scale's own number"
+    )
+    parser.add_argument(
+        "--device",
+        choices=[*ENGINE_DEVICES, *DEVICES],
+        help="what the engine computes on; steps, mechanisms, agents: or this simulated device in place of an engine",
     )
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="mechanisms: programs run in N processes, not in this one"
@@ -70,22 +82,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request_from(arguments: argparse.Namespace) -> BenchRequest:
-    """The request that parsed flags stand for."""
+    """The request that parsed flags stand for. Raises BadRequest for a dummy without sizes, and sizes without one."""
     return BenchRequest(
         suite=arguments.suite,
         options=Options(
-            arguments.model,
-            arguments.rounds,
-            tuple(arguments.live),
-            arguments.scale,
-            tuple(dict.fromkeys(arguments.technique)),
-            arguments.plot,
-            arguments.device,
-            arguments.workers,
+            model=_model(arguments),
+            num_rounds=arguments.rounds,
+            num_live=tuple(arguments.live),
+            scale=arguments.scale,
+            techniques=tuple(dict.fromkeys(arguments.technique)),
+            num_requests=arguments.requests,
+            plot=arguments.plot,
+            device=arguments.device if arguments.device in DEVICES else None,
+            num_workers=arguments.workers,
         ),
         json_path=arguments.json,
         peer_names=tuple(dict.fromkeys(arguments.peer)),
     )
+
+
+def engine_device(arguments: argparse.Namespace) -> EngineDevice:
+    """What parsed flags have the engine compute on."""
+    return ENGINE_DEVICES.get(arguments.device, "auto")
+
+
+def _model(arguments: argparse.Namespace) -> str:
+    model: str = arguments.model
+    is_dummy = arguments.load == "dummy"
+    if is_dummy != bool(arguments.shape):
+        missing, given = ("shape", "--load dummy") if is_dummy else ("load", "--shape")
+        raise BadRequest(f"{given} without --{missing}", hint="--load dummy --shape llama-1b, say", field=missing)
+    if is_dummy and model != DEFAULT_OPTIONS.model:
+        raise BadRequest(f"--model {model} beside --load dummy", hint="give one of them", field="model")
+    return f"{DUMMY}{arguments.shape}" if is_dummy else model
 
 
 async def run_bench(request: BenchRequest, open_system: OpenSystem, console: Console | None = None) -> list[Row]:
@@ -156,6 +185,15 @@ def _check_flags(request: BenchRequest) -> None:
         )
     if options.num_workers and request.suite != "mechanisms":
         raise BadRequest(f"{request.suite} runs in one process", hint="--workers is for mechanisms", field="workers")
+    if options.num_requests is not None:
+        if request.suite != "techniques":
+            raise BadRequest(
+                f"{request.suite} has its own numbers of requests",
+                hint="--requests is for techniques",
+                field="requests",
+            )
+        if options.num_requests < 1:
+            raise BadRequest(f"{options.num_requests} requests; at least 1 is needed", field="requests")
     if request.options.techniques and request.suite != "techniques":
         raise BadRequest(f"{request.suite} has no techniques", hint="--technique is for techniques")
     if request.options.scale and request.suite not in ("techniques", "agents"):

@@ -94,6 +94,7 @@ class Options:
     num_live: tuple[int, ...] = ()  # for the launch suite: measure so many live programs, and nothing else
     scale: Scale | None = None  # for the techniques suite, as the next one; None is small
     techniques: tuple[str, ...] = ()  # none is all
+    num_requests: int | None = None  # for the techniques suite: so many at once; None is the scale's own number
     plot: Path | None = None  # for the growth suite: also draw it there
     device: str | None = None  # for the steps, mechanisms and agents suites: this simulated device, and no engine
     num_workers: int = 0  # for the mechanisms suite: programs run in so many processes

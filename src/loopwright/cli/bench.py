@@ -11,5 +11,6 @@ add_arguments = command.add_arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asyncio.run(command.run_bench(command.request_from(arguments), partial(open_bench_system, dtype=arguments.dtype)))
+    opener = partial(open_bench_system, dtype=arguments.dtype, device=command.engine_device(arguments))
+    asyncio.run(command.run_bench(command.request_from(arguments), opener))
     return 0

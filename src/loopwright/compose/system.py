@@ -267,11 +267,12 @@ async def open_bench_system(
     num_blocks: int | None = None,
     dtype: WeightDtype = "auto",
     steps_ahead: Literal["auto", "on", "off"] = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> AsyncIterator[System]:
     """The system that `loopwright bench` measures: one process, the defaults. Only its prefix cache is mostly off:
     rounds repeat their prompts, and the second one would measure nothing."""
     control = ControlConfig(prefix_cache=prefix_cache, steps_ahead=steps_ahead)
-    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or 0)
+    engine = EngineConfig(dtype=dtype, num_blocks=num_blocks or 0, device=device)
     config = Config(model=model, engine=engine, control=control)
     async with open_here(config, await asyncio.to_thread(prepare, config, store.no_progress)) as system:
         yield system

@@ -13,6 +13,7 @@ from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
+from loopwright.control.growing import grow, grow_by, keep_before, names_to_grow
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.moment import Moment
@@ -34,7 +35,6 @@ from loopwright.core.calls import (
     Forward,
     FreeEmbeds,
     FreePages,
-    Generate,
     ImportPages,
     MaskPage,
     SharePages,
@@ -197,21 +197,7 @@ class ResourceManager:
     def grow(self, call: OpenCall, feed: Feed) -> bool:
         """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
         nothing has changed, if there is more to it, or no block."""
-        table, pages = self._holdings[call.run_id].pages, call.pages
-        if table.num_held != table.num_backed or len(feed.block_ids) != len(pages):
-            return False
-        assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-        name = PageName(call.call.grow_from + _num_grown(call, call.call))
-        page = table.grow(name)
-        if page is None:
-            return False
-        assert page.id is not None
-        page.writer = call
-        call.grown.append(name)
-        pages.append(page)
-        call.page_writes.append(page)
-        feed.block_ids.append(page.id)
-        return True
+        return grow(call, feed, self._holdings[call.run_id].pages)
 
     def shrink(self, call: OpenCall) -> None:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
@@ -220,31 +206,13 @@ class ResourceManager:
         if feed.num_recorded > feed.kv_len:
             self._prefixes.take_back(call, feed, self._holdings[call.run_id].root)
             self._holdings[call.run_id].bases.forget()
-        self._keep(call, feed, feed.kv_len + feed.num_left)
+        self._keep_before(call, feed, feed.kv_len + feed.num_left)
 
     def trim(self, call: OpenCall) -> None:
         """As `shrink`, for a segment that is over: a row ahead of its end may have had one. A prompt keeps its own."""
         feed = call.work
         assert isinstance(feed, SegmentFeed)
-        self._keep(call, feed, max(feed.kv_len, feed.start_kv_len + feed.num_prompt))
-
-    def _keep(self, call: OpenCall, feed: Feed, end: int) -> None:
-        """Leaves a segment only the pages that it grew before KV place `end`."""
-        table = self._holdings[call.run_id].pages
-        num_surplus = min(len(call.pages) - -(-end // self.shape.block_size), len(call.grown))
-        if num_surplus <= 0:
-            return
-        pages, names = call.pages[-num_surplus:], call.grown[-num_surplus:]
-        del call.pages[-num_surplus:], call.grown[-num_surplus:]
-        feed.block_ids = feed.block_ids[: len(call.pages)]  # a row that waits for its turn has the longer list
-        call.page_writes = [page for page in call.page_writes if page not in pages]
-        for page in pages:
-            if page.writer is call:
-                page.writer = None
-        mine = [name for name, page in zip(names, pages, strict=True) if table.names.get(name) is page]
-        table.unbind(mine, "pages")
-        self._holdings[call.run_id].pass_masks(mine)
-        table.drop(pages)
+        self._keep_before(call, feed, max(feed.kv_len, feed.start_kv_len + feed.num_prompt))
 
     def slide(self, call: OpenCall) -> None:
         """Gives back what has left the window of a segment, if it has one, for good."""
@@ -356,6 +324,9 @@ class ResourceManager:
                 self.finish_restoring(call)
         return True
 
+    def _keep_before(self, call: OpenCall, feed: Feed, end: int) -> None:
+        keep_before(call, feed, self._holdings[call.run_id], end, self.shape.block_size)
+
     def _record_up_to(self, call: OpenCall, feed: Feed, end: int) -> None:
         self._prefixes.record(call, feed, self._holdings[call.run_id].root, end)
 
@@ -381,18 +352,14 @@ class ResourceManager:
         table, root = holdings.pages, holdings.root
         num_held = len(feed.block_ids)
         num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
-        num_new = max(0, num_needed - len(call.pages))
         needed = call.pages[num_held:num_needed]
-        names: list[PageName] = []
-        if num_new:
-            assert isinstance(call.call, Generate), "other calls bind their pages at issue"
-            first = call.call.grow_from + _num_grown(call, call.call)
-            names = [PageName(first + place) for place in range(num_new)]
+        names = names_to_grow(call, num_needed)
+        if names:
             table.check_bindable(names, "grow_from")
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
         num_cached, num_before = len(cached.blocks), feed.kv_len // size
         first_written = max(num_held, num_before + num_cached)
-        num_fresh = num_new + table.num_unbacked(needed) - num_cached
+        num_fresh = len(names) + table.num_unbacked(needed) - num_cached
         self.blocks.share(cached.blocks)
         if not table.can_back(num_fresh + self._num_shared(call.pages[first_written:num_needed])):
             for block in cached.blocks:
@@ -401,15 +368,8 @@ class ResourceManager:
         if self._has_cache and not call.is_started and feed.num_left > 1:
             self.num_queried += feed.num_left
             self.num_found += num_cached * size
-        if num_new:
-            fresh = table.bind_new(names, "grow_from")
-            table.hold(fresh)
-            for page in fresh:
-                page.writer = call
-            call.grown += names
-            call.pages += fresh
-            call.page_writes += fresh
-            needed += fresh
+        if names:
+            needed += grow_by(call, table, names)
         if num_cached:
             pages = call.pages[num_before : num_before + num_cached]
             table.back_with(pages, cached.blocks)
@@ -442,9 +402,3 @@ class ResourceManager:
         for place in range(max(start, 0) // size, -(-end // size)):  # below 0: what was there has left a window
             first = place * size
             pages[place].written |= range_bits(max(start - first, 0), min(end - first, size))
-
-
-def _num_grown(call: OpenCall, generate: Generate) -> int:
-    """The pages that a segment has grown, those included that have left its window."""
-    assert isinstance(call.work, SegmentFeed)
-    return len(call.pages) + len(call.work.freed) - len(generate.pages)

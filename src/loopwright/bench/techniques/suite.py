@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from importlib.resources import files
 from statistics import median
 from typing import Literal, TypeAlias
@@ -37,7 +38,8 @@ PREFILL_TOKENS = Metric("prefill_tokens", "tokens/request", lower_is_better=True
 DECODE_TOKENS = Metric("decode_tokens", "tokens/request", lower_is_better=True)
 SERVER_CPU_MS = Metric("server_cpu_ms", "ms/request", lower_is_better=True)  # the engine's too, if it is a CPU
 CLIENT_CPU_MS = Metric("client_cpu_ms", "ms/request", lower_is_better=True)
-METRICS = (REQUESTS_PER_S, LATENCY_S, FORWARDS, PREFILL_TOKENS, DECODE_TOKENS, SERVER_CPU_MS, CLIENT_CPU_MS)
+ROUND_S = Metric("round_s", "s", lower_is_better=True)  # of a side: how long the technique's share of a round takes
+METRICS = (REQUESTS_PER_S, LATENCY_S, FORWARDS, PREFILL_TOKENS, DECODE_TOKENS, SERVER_CPU_MS, CLIENT_CPU_MS, ROUND_S)
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
@@ -46,6 +48,8 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
         if name not in cases:
             raise BadRequest(f"no technique {name!r}", hint=f"there are {', '.join(cases)}", field="technique")
     chosen = [case for name, case in cases.items() if name in options.techniques or not options.techniques]
+    if options.num_requests is not None:
+        chosen = [replace(case, num_requests=options.num_requests) for case in chosen]
     async with open_system(options.model, prefix_cache=True) as system, driving(system, chosen) as driver:
         rows = [row for case in chosen for row in await measure_case(driver, case, options.num_rounds)]
     return Measured(rows=tuple(rows), workload={})
@@ -137,7 +141,9 @@ async def measure_case(driver: Driver, case: Case, num_rounds: int) -> list[Row]
         values = {}
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             alone = await driver.ask(case, side, 1)
-            values[side] = {**await driver.ask(case, side, case.num_requests), LATENCY_S: alone[LATENCY_S]}
+            together = await driver.ask(case, side, case.num_requests)
+            round_s = alone[LATENCY_S] + together[LATENCY_S]
+            values[side] = {**together, LATENCY_S: alone[LATENCY_S], ROUND_S: round_s}
         rounds.append(values)
     return [_row(case, metric, rounds) for metric in METRICS]
 
