@@ -10,6 +10,7 @@ SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
 GPU_PYTHON ?= python3
+TRITON := triton==3.6.0
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -23,7 +24,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality gpu agents drafts soak load examples docs reference bench size changelog clean pauses
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality kernels gpu agents drafts soak load examples docs reference bench size changelog clean pauses
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -62,8 +63,11 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
 	$(BIN)/python tests/engine/parity.py
 
-quality: $(DEV)  ## perplexity of the default model for each way of keeping its weights
+quality: $(DEV)  ## the quality gate: each way of keeping the default model's weights beside bfloat16; minutes
 	$(BIN)/python tests/engine/quality.py
+
+kernels: $(DEV) .kernels/.installed ## Triton's kernels by its interpreter, on the CPU: parity, and that a row's bits are its own; minutes
+	PYTHONPATH=.kernels $(BIN)/pytest --timeout 900 tests/interpreted $(ARGS)
 
 gpu:             ## on a machine with a GPU: parity, then speed, and a report; GPU_PYTHON is one with torch for CUDA
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --confcutdir tests/gpu tests/gpu
@@ -115,7 +119,7 @@ changelog: $(DEV) ## move the notes of changes/ into CHANGELOG.md: VERSION=0.2.0
 	$(BIN)/towncrier build --yes --version $(VERSION)
 
 clean:           ## remove .venv and the tools' caches; the model and the runner stay in the cache directory
-	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .kernels tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here; install it or name another: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -130,6 +134,11 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+# torch's CPU build comes without Triton, and nothing else here wants it.
+.kernels/.installed: | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check --no-deps --target .kernels $(TRITON)
+	@touch $@
 
 # Their versions are all pinned, so pip has nothing to resolve.
 $(CLIENTS)/.installed: $(addprefix tests/clients/,requirements.txt requirements-instructor.txt node/package-lock.json)

@@ -189,6 +189,7 @@ async def system_over(
         control or ControlConfig(),
         grammars,
         Meter({"model": text.info.name}),
+        text.tokenizer.bytes_with_marks,
     )
     async with AsyncExitStack() as stack:
         stack.callback(grammars.close)

@@ -94,13 +94,18 @@ async def test_both_sides_of_every_technique_are_measured_and_spend_the_same_tok
 
 
 @pytest.mark.wasm
-async def test_a_technique_of_the_papers_scale_runs_on_random_weights_with_fewer_requests() -> None:
+async def test_a_technique_of_the_papers_scale_runs_on_random_weights_with_fewer_requests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options = Options("dummy:tiny", num_rounds=1, scale="paper", techniques=("ebnf",), num_requests=2)
     rows = {row.metric: row for row in (await measure(options, partial(open_bench_system, device="cpu"))).rows}
     assert rows["requests_per_s"].value > 0
     assert rows["round_s"].value > rows["latency_s"].value
     tokens = (rows["decode_tokens"].value, rows["decode_tokens"].peer_value)
     assert tokens[0] == pytest.approx(tokens[1], abs=2)
+    ratio, seconds = rows["requests_per_s"].ratio, rows["round_s"]
+    said = f"ebnf (2 at once): {ratio:.2f} of the client's requests/s; {seconds.value:.1f} s a round"
+    assert said in capsys.readouterr().err
 
 
 def test_no_text_of_the_json_grammar_is_over_before_the_tokens_are() -> None:

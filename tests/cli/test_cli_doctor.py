@@ -78,16 +78,19 @@ def test_a_gpu_is_named_with_what_attends_and_why_it_would_not_be_used(
     assert findings(capsys)["GPU"]["found"].startswith("none that torch ")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a card")
+    monkeypatch.setattr("loopwright.engine.cuda.choice.importlib.util.find_spec", lambda name: None)
     assert findings(capsys, "--set", "engine.attention=sdpa")["GPU"]["found"] == (
-        "a card, attention by sdpa, as asked for; computes the models that it can run, and the engine of the next line "
-        "the others"
+        "a card, bfloat16, attention by sdpa, as asked for; no Triton here, so small operations are torch's; computes "
+        "the models that it can run, and the engine of the next line the others"
     )
     assert findings(capsys, "--device", "cpu")["GPU"]["found"] == "not used: engine.device says so"
     deterministic = findings(capsys, "--set", "engine.deterministic=true")
-    assert deterministic["GPU"]["found"] == "not used: engine.deterministic says so"
-    monkeypatch.setattr("loopwright.engine.cuda.choice.importlib.util.find_spec", lambda name: None)
+    assert deterministic["GPU"]["found"] == ("engine.deterministic: on a GPU it needs Triton, which is not installed")
     missing = findings(capsys, "--set", "engine.attention=flashinfer")["GPU"]["found"]
     assert "FlashInfer is not installed: pip install" in missing
+    monkeypatch.setattr("loopwright.engine.cuda.choice.importlib.util.find_spec", lambda name: name)
+    found = findings(capsys, "--set", "engine.deterministic=true", "--dtype", "int8")["GPU"]["found"]
+    assert found.startswith("a card, bfloat16, weights in int8, attention by Triton; deterministic;")
 
 
 def test_a_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:

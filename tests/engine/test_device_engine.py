@@ -443,7 +443,7 @@ def test_with_a_gpu_the_choice_says_what_computes_and_what_is_missing(monkeypatc
         choose_device("cuda", BYTE_CONFIG, attention="flashinfer")
     with pytest.raises(Unavailable, match=r"engine\.dtype 'stored' is for the CPU"):
         choose_device("cuda", BYTE_CONFIG, "stored")
-    with pytest.raises(Unavailable, match=r"engine\.deterministic"):
+    with pytest.raises(Unavailable, match=r"engine\.deterministic: on a GPU it needs Triton"):
         choose_device("cuda", BYTE_CONFIG, is_deterministic=True)
     assert choose_device("auto", BYTE_CONFIG, is_deterministic=True) is None
     moe = dataclasses.replace(BYTE_CONFIG, architecture="qwen3moe")

@@ -21,6 +21,8 @@ from loopwright.engine.cuda.memory import MemoryPlan
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.native.choice import choose
 from loopwright.engine.oracle import Oracle
+from loopwright.engine.parts import choose_part
+from loopwright.engine.ranks.messages import RankSettings
 
 KINDS: tuple[MatrixKind, ...] = ("fp8", "int8", "int4")
 MAX_ERRORS = {"fp8": 0.03, "int8": 0.009, "int4": 0.09}  # root mean square over that of normal numbers
@@ -149,6 +151,35 @@ def test_a_choice_names_the_dtype_and_what_it_was_judged(gpu: pytest.MonkeyPatch
     gpu.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"engine\.dtype 'int4' needs Triton"):
         choose_device("cuda", BYTE_CONFIG, "int4")
+
+
+def test_a_gpu_is_deterministic_with_kernels_and_bfloat16_or_says_which_setting_is_in_the_way(
+    gpu: pytest.MonkeyPatch,
+) -> None:
+    for dtype in ("auto", "int4"):
+        choice = choose_device("cuda", BYTE_CONFIG, dtype, is_deterministic=True)
+        assert choice is not None
+        assert (choice.attention, choice.is_deterministic) == ("triton", True)
+        assert choice.reason.endswith("attention by Triton; deterministic")
+    plain = choose_device("cuda", BYTE_CONFIG)
+    assert plain is not None
+    assert not plain.is_deterministic
+    for asked, reason in (
+        (("float32", "auto"), r"bfloat16 and fewer bits; engine\.dtype is 'float32'"),
+        (("auto", "flashinfer"), r"attention is Triton's then; engine\.attention is 'flashinfer'"),
+    ):
+        with pytest.raises(Unavailable, match=rf"engine\.deterministic: on a GPU .*{reason}"):
+            choose_device("cuda", BYTE_CONFIG, *asked, is_deterministic=True)
+        assert choose_device("auto", BYTE_CONFIG, *asked, is_deterministic=True) is None
+
+
+def test_several_gpus_are_not_deterministic(gpu: pytest.MonkeyPatch) -> None:
+    settings = RankSettings(
+        rank=0, num_ranks=2, path="", layers=(), shape="tiny", meeting="", timeout_s=1.0, device="cuda", dtype="auto",
+        attention="auto", num_threads=1, num_blocks=0, num_slots=1, max_rows=8, max_tokens=64,
+    )  # fmt: skip
+    with pytest.raises(Unavailable, match=r"engine\.deterministic: NCCL adds up what 2 GPUs have"):
+        choose_part(settings, BYTE_CONFIG, is_deterministic=True)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int4"])

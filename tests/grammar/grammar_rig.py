@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from decimal import Context, Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
@@ -23,16 +24,18 @@ def byte_vocabulary() -> Vocabulary:
     return Vocabulary(byte_tokenizer(), 260)
 
 
-def compiled(kind: GrammarKind, source: Any = "") -> CompiledGrammar:
+def compiled(kind: GrammarKind, source: Any = "", vocabulary: Vocabulary | None = None) -> CompiledGrammar:
     """Over bytes. Raises BadRequest."""
     text = source if isinstance(source, str) else json.dumps(source)
-    return compile_grammar(Grammar(kind, text), byte_vocabulary())
+    return compile_grammar(Grammar(kind, text), vocabulary or byte_vocabulary())
 
 
-def is_accepted(kind: GrammarKind, source: Any, text: str) -> bool:
+def is_accepted(
+    kind: GrammarKind, source: Any, text: str | Sequence[int], vocabulary: Vocabulary | None = None
+) -> bool:
     """Whether the text, byte by byte, is one of the grammar's."""
-    state = compiled(kind, source).start()
-    for byte in text.encode():
+    state = compiled(kind, source, vocabulary).start()
+    for byte in text.encode() if isinstance(text, str) else text:
         if state.is_over or byte not in ids_of(state.allowed_bits([EOS])):
             return False
         state.accept(byte)

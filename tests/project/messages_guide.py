@@ -25,8 +25,10 @@ too. Null is the same as leaving it out. One with a star is an extension.
 AFTER = """## Messages
 
 Results of tools (`tool_result`) become messages of their own, before and between what the user says beside them;
-`is_error` changes nothing, as the content says it. A last message of the assistant is refused: an answer that is begun
-already is not gone on with. An image, a document and whatever belongs to a tool of Anthropic's are refused.
+`is_error` changes nothing, as the content says it. A `tool_use_id` that no message before has called is refused. A last
+message of the assistant is gone on with, and the answer has only what is new; it cannot end with white space, and goes
+together neither with `thinking` nor with `output_config.format`. An image, a document and whatever belongs to a tool of
+Anthropic's are refused.
 
 The answer has a `thinking` block for what the model thought (with an empty signature), a `text` block for text and a
 `tool_use` block for each call, in the order in which they came. `input` of a call that was cut is empty.
@@ -36,9 +38,12 @@ The answer has a `thinking` block for what the model thought (with an empty sign
 
 ## Events
 
-`message_start` and a `ping` come with the first text; an error before that is an HTTP status. Each block starts, grows
-by deltas and stops; `message_delta` has the reason and the whole usage, which is not known before, and `message_stop`
-is the last. An error after the first text is an `error` event, and the last.
+`message_start`, whose usage has the tokens of the prompt (which of them were cached, the end says), and a `ping` come
+before the model has run, as soon as the prompt is known to fit; an error before that is an HTTP status. With
+`output_config.format` or a strict tool they come with the first text, since until then it may turn out that what is
+asked for cannot be held, and so they do of a program. Each block starts, grows by deltas and stops; `message_delta` has
+the reason and the whole usage, and `message_stop` is the last. An error after `message_start` is an `error` event, and
+the last.
 
 ## Errors
 

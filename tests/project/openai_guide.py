@@ -69,6 +69,10 @@ answer = client.chat.completions.create(messages=messages, tool_choice="none", *
   (`tools[0].function.parameters#/properties/age/contains`); without, the arguments are then any object.
 - Streamed, `id`, `type` and `name` come first, and the arguments as they are written. Text beside calls is `content`;
   what is only space is none.
+- With `response_format` or a `guided_*` field, a turn is calls or an answer in that form, never both; with
+  `tool_choice` `required` or a function it is calls, with `none` the answer. A model that writes calls as bare JSON
+  (Llama 3) cannot tell a call from an object that is the answer: there the form is refused by its name.
+- `stop` counts in `content` alone, never in a call.
 - A call that `max_tokens` cuts has the beginning of its arguments, and the reason is `length`. One that is cut before
   its arguments began is text, as the model wrote it.
 

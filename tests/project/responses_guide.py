@@ -33,10 +33,12 @@ or a file is refused, and so is the item of a hosted tool.
 
 ## Events
 
-`response.created` and `response.in_progress` come with the first text; an error before that is an HTTP status. Each
-item is added, its part is added, grows by deltas, is done, and so is the item. The last event is `response.completed`,
-`response.incomplete` (`incomplete_details.reason` is `max_output_tokens`) or `response.failed`, and the response in it
-is what a request without `stream` would have got. `sequence_number` counts from 0. There is no `[DONE]`.
+`response.created` and `response.in_progress` come before the model has run, as soon as the prompt is known to fit; an
+error before that is an HTTP status. With a form of the text, a strict tool or a program they come with the first text.
+Each item is added, its part is added, grows by deltas, is done, and so is the item. The last event is
+`response.completed`, `response.incomplete` (`incomplete_details.reason` is `max_output_tokens`) or `response.failed`,
+and the response in it is what a request without `stream` would have got. `sequence_number` counts from 0. There is no
+`[DONE]`.
 
 ## What is kept
 

@@ -208,7 +208,9 @@ def test_what_is_no_call_is_said_to_be_none_and_what_follows_is_read(body: str, 
 
 
 def test_a_format_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(Exception, match="'xml'; hermes, smollm2, llama3_json, mistral, pythonic are known"):
+    with pytest.raises(
+        Exception, match="'xml'; hermes, smollm2, llama3_json, gemma, mistral, mistral_args, pythonic are known"
+    ):
         reader_of("xml")
 
 
@@ -222,52 +224,70 @@ def written(format: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """As a model of the family writes them."""
     if format == "pythonic":
         return f"[{', '.join(f'{name}({python_arguments(arguments)})' for name, arguments in calls)}]"
-    key = "parameters" if format == "llama3_json" else "arguments"
+    if format == "gemma in python":
+        lines = [f"{name}({python_arguments(arguments)})" for name, arguments in calls]
+        return "\n".join(["```tool_code", *lines, "```"])
+    if format == "mistral_args":
+        return "".join(
+            f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls
+        )
+    key = "parameters" if format.startswith(("llama3_json", "gemma")) else "arguments"
     texts = [call_text(arguments, key, None, name) for name, arguments in calls]
     match format:
         case "hermes":
             return "".join(f"<tool_call>\n{one}\n</tool_call>" for one in texts)
         case "smollm2":
             return f"<tool_call>[{', '.join(texts)}]</tool_call>"
-        case "llama3_json":
+        case "llama3_json" | "gemma":
             return "; ".join(texts)
+        case "gemma in json":
+            return "\n".join(["```json", *texts, "```"])
+        case "gemma in a list":
+            return f"```json\n[{', '.join(texts)}]\n```"
     return f"[{', '.join(texts)}]"
+
+
+WAYS = [*READERS, "gemma in json", "gemma in a list", "gemma in python"]
+
+
+def reader_for(way: str) -> CallReader:
+    return reader_of(way.split(" ")[0])
 
 
 def python_arguments(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize("format", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS, cuts=CUTS, after=st.sampled_from(["", " done", "\n"]))
 def test_calls_of_every_family_come_back_over_any_split(
     format: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int], after: str
 ) -> None:
     text = written(format, calls) + after
-    whole = read(reader_of(format), [text])
+    whole = read(reader_for(format), [text])
     assert [(one.name, one.arguments) for one in whole if isinstance(one, FoundCall)] == calls
     assert not [one for one in whole if isinstance(one, Fault)]
     assert "".join(one for one in whole if isinstance(one, str)).strip() == after.strip()
-    assert read(reader_of(format), pieces(text, cuts)) == whole
-    assert read(reader_of(format), list(text)) == whole
+    assert read(reader_for(format), pieces(text, cuts)) == whole
+    assert read(reader_for(format), list(text)) == whole
     outline(whole)
 
 
-@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize("format", WAYS)
 def test_every_split_of_a_text_in_two_gives_the_same(format: str) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("f", {"a": 'x"]}</tool_call>, (é\\', "b": [True, None, {"c": 1.5}]}),
         ("look_up", {}),
     ]
     text = f"{written(format, calls)} end"
-    whole = read(reader_of(format), [text])
+    whole = read(reader_for(format), [text])
     assert [(one.name, one.arguments) for one in whole if isinstance(one, FoundCall)] == calls
     for place in range(len(text) + 1):
-        assert read(reader_of(format), [text[:place], text[place:]]) == whole
+        assert read(reader_for(format), [text[:place], text[place:]]) == whole
 
 
-@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize("format", WAYS)
 @settings(max_examples=80, deadline=None)
 @given(calls=CALLS, cuts=CUTS, cut_at=st.integers(0, 120), junk=JUNK)
 def test_whatever_is_written_is_read_the_same_over_any_split_and_nothing_is_lost(
@@ -275,10 +295,14 @@ def test_whatever_is_written_is_read_the_same_over_any_split_and_nothing_is_lost
 ) -> None:
     text = written(format, calls)
     text = text[:cut_at] + junk + text[cut_at + 1 :]
-    whole = read(reader_of(format), [text])
-    assert read(reader_of(format), pieces(text, cuts)) == whole
+    whole = read(reader_for(format), [text])
+    assert read(reader_for(format), pieces(text, cuts)) == whole
     told = "".join(one if isinstance(one, str) else one.text for one in whole if not isinstance(one, CallBegun))
-    frame = set("NoneTrueFalse") | set("<tool_call>/[]{}(),;:=\"' \n\\") | set('"name""arguments""parameters"')
+    frame = (
+        set("NoneTrueFalse")
+        | set("<tool_code>`json/[]{}(),;:=\"' \n\\TOOL_CALLSARGS")
+        | set('"name""arguments""parameters"')
+    )
     missing = [character for character in set(text) - frame if character not in told and character not in "fghlokup._"]
     assert not missing
 
@@ -289,6 +313,10 @@ def test_a_call_that_the_end_cuts_has_what_was_written_of_its_arguments() -> Non
         ("smollm2", '<tool_call>[{"name": "f", "arguments": {"a": "b', '{"a": "b'),
         ("llama3_json", '{"name": "f", "parameters": {"a": "b', '{"a": "b'),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b', '{"a": "b'),
+        ("mistral_args", '[TOOL_CALLS]f[ARGS]{"a": "b', '{"a": "b'),
+        ("mistral_args", '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": "b', '{"a": "b'),
+        ("gemma", '```json\n[{"name": "f", "parameters": {"a": "b', '{"a": "b'),
+        ("gemma", '```tool_code\nf(a="b", c="d', '{"a": "b"'),
         ("pythonic", '[f(a="b", c="d', '{"a": "b"'),
     ):
         begun, arguments, cut = read(reader_of(format), list(text))
@@ -309,6 +337,11 @@ def test_a_call_that_the_end_cuts_has_what_was_written_of_its_arguments() -> Non
         ("pythonic", "[f"),
         ("llama3_json", "No {"),
         ("smollm2", "<tool"),
+        ("mistral_args", "Use [TOOL_"),
+        ("gemma", "```python\nf()\n```"),
+        ("gemma", "```json\n[1, 2]\n```"),
+        ("gemma", "```tool_code\n[1]\n```"),
+        ("gemma", "```tool"),
     ],
 )
 def test_what_only_looks_like_the_beginning_of_calls_is_text(format: str, text: str) -> None:
@@ -331,3 +364,38 @@ def test_python_that_is_no_call_with_literals_is_said_to_be_none(arguments: str,
     assert isinstance(fault, Fault)
     assert message in fault.message
     assert (fault.text[-1], rest) == (")", ", g()]")
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+@pytest.mark.parametrize("written", ["a\\{q}b, c) d", "\\\\", "(", ")]}", "{q}, x={q}"])
+def test_the_end_of_an_argument_is_found_whatever_its_strings_hold(quote: str, written: str) -> None:
+    value = eval(literal := f"{quote}{written.replace('{q}', 'q' if written[0] == '{' else quote)}{quote}")
+    text = f"[f(a={literal}, b=[({literal}), {{'k': {literal}}}]), g()]"
+    for parts in ([text], list(text)):
+        calls = [one for one in read(reader_of("pythonic"), parts) if isinstance(one, FoundCall)]
+        assert [one.arguments for one in calls] == [{"a": value, "b": [value, {"k": value}]}, {}]
+
+
+@pytest.mark.parametrize("head", ["", "f", "f g[ARGS]", "x" * 400 + "[ARGS]", "f[ARGS]3", "f[CALL_ID][x][ARGS]{}"])
+def test_a_mark_without_a_name_and_arguments_is_told_as_no_call(head: str) -> None:
+    text = f"So: [TOOL_CALLS]{head} and on."
+    found = read(reader_of("mistral_args"), [text])
+    assert "".join(one if isinstance(one, str) else one.text for one in found if not isinstance(one, CallBegun)) == text
+    assert not [one for one in found if isinstance(one, FoundCall)]
+    assert read(reader_of("mistral_args"), list(text)) == found
+
+
+@pytest.mark.parametrize("way", [one for one in WAYS if one not in ("llama3_json", "gemma")])
+@settings(max_examples=60, deadline=None)
+@given(calls=CALLS, cuts=CUTS, answer=VALUES)
+def test_beside_an_answer_that_is_held_a_turn_is_calls_or_the_answer(
+    way: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int], answer: Any
+) -> None:
+    format = way.split(" ")[0]
+    whole = json.dumps({"answer": answer}, ensure_ascii=False)
+    for parts in ([whole], pieces(whole, cuts), list(whole)):
+        assert read(reader_of(format, is_answer_held=True), parts) == [whole]  # tags in its strings are text
+    text = written(way, calls)
+    for parts in ([text], pieces(text, cuts), list(text)):
+        found = read(reader_of(format, is_answer_held=True), parts)
+        assert [(one.name, one.arguments) for one in found if isinstance(one, FoundCall)] == calls

@@ -22,6 +22,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FUNCTION_CALL = {"name": "f", "arguments": "{}"}
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
@@ -63,7 +64,14 @@ def refusal(**fields: Any) -> BadRequest:
         ({"messages": None}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "pope", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].name"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "function_call": FUNCTION_CALL}]}, "messages[0].function_call"),
+        ({"messages": [{**CALLING, "function_call": FUNCTION_CALL}]}, "messages[0].function_call"),
+        ({"messages": [{**CALLING, "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls[1].id"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": [*HI, CALLING]}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
@@ -138,7 +146,12 @@ def refusal(**fields: Any) -> BadRequest:
         ({"tool_choice": allowed("f", "g"), "tools": [tool("f")]}, "tool_choice.allowed_tools.tools[1].function.name"),
         ({"tool_choice": allowed(), "tools": [tool("f")]}, "tool_choice.allowed_tools.tools"),
         ({"parallel_tool_calls": 1, "tools": [tool("f")]}, "parallel_tool_calls"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": [tool("f")]}, "functions"),
+        ({"functions": [{"name": "a b"}]}, "functions[0].name"),
+        ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name"),
+        ({"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions[0].parameters.type"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": ""}, "reasoning_effort"),

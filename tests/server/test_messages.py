@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 PATH = "/v1/messages"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
+PREFILL = {"role": "assistant", "content": "The"}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
 USAGE = {
     "prompt_tokens": 13,
     "completion_tokens": 2,
@@ -208,7 +210,14 @@ async def test_a_message_says_why_it_ended(result: Any, reason: str, sequence: s
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The"}]}, "messages[1].role"),
+        ({"messages": [*HI, {"role": "assistant", "content": "The "}]}, "messages[1].content"),
+        ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "messages[1].content"),
+        ({"messages": [*HI, CALLED]}, "messages[1].content"),
+        (
+            {"messages": [*HI, PREFILL], "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "messages[1].content",
+        ),
+        ({"messages": [*HI, PREFILL], "thinking": {"type": "enabled", "budget_tokens": 5}}, "messages[1].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]},
             "messages[0].content[0].type",

@@ -17,6 +17,7 @@ MARKS = {  # what a template has that tells the format
     "llama3_json": "<|start_header_id|>",
     "gemma": "<start_of_turn>",
     "mistral": "[TOOL_CALLS]",
+    "mistral_args": "[TOOL_CALLS][ARGS]",
     "pythonic": "<|header_start|>",
 }
 OBJECTS = [f'{{"name": "weather", "arguments": {JSON}}}', '{"name": "noon", "arguments": {}}']
@@ -27,9 +28,10 @@ SAYS = {
     "llama3_json": WITH_PARAMETERS,
     "gemma": WITH_PARAMETERS,
     "mistral": f"[{', '.join(OBJECTS)}]",
+    "mistral_args": f"[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]noon[ARGS]{{}}",
     "pythonic": f"[weather(city={json.dumps(ARGUMENTS['city'], ensure_ascii=False)}, days=2), noon()]",
 }
-HAS_TEXT_BEFORE = ("hermes", "smollm2")
+HAS_TEXT_BEFORE = ("hermes", "smollm2", "mistral_args")
 
 
 def marked(family: str) -> str:
@@ -126,18 +128,42 @@ def test_a_template_that_knows_calls_gets_them_and_mistrals_ids_are_nine_letters
     in_loop(scenario)
 
 
-def test_what_is_no_call_in_the_end_is_text_and_nothing_is_lost() -> None:
-    """Of the one family whose turns no grammar holds, for its calls begin with a control token."""
-    given: Any = {"model": "byte", "messages": ASK, "tools": TOOLS, "temperature": 0}
+MISTRAL = marked("mistral")
+MISTRAL_ARGS = marked("mistral_args")
+MARKED_CALLS = [
+    (MISTRAL, f"[[TOOL_CALLS]][{', '.join(OBJECTS)}]", ""),
+    (MISTRAL_ARGS, f"[[TOOL_CALLS]]weather[[ARGS]]{JSON}[[TOOL_CALLS]]noon[[ARGS]]{{}}", ""),
+    (
+        MISTRAL_ARGS,
+        f"I [TOOL_] look. [[TOOL_CALLS]]weather[[ARGS]]{JSON}[[TOOL_CALLS]]noon[[ARGS]]{{}}",
+        "I [TOOL_] look. ",
+    ),
+    (MISTRAL_ARGS, f"[[TOOL_CALLS]]weather[[CALL_ID]]abcdefghi[[ARGS]]{JSON}[[TOOL_CALLS]]noon[[ARGS]]{{}}", ""),
+]
+
+
+@pytest.mark.parametrize(("template", "says", "begins"), MARKED_CALLS)
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"tool_choice": "required"}, {"stop": ["Zü", "noon"]}])
+def test_calls_that_begin_with_a_control_token_are_read_and_the_token_is_no_text(
+    template: str, says: str, begins: str, options: Any
+) -> None:
+    if begins and "tool_choice" in options:
+        says, begins = says.removeprefix(begins), ""
+    given: Any = {"model": "byte", "messages": ASK, "tools": TOOLS, "temperature": 0, **options}
 
     async def scenario() -> None:
-        for says in ('[{"nam": "weather"}]', "[1, 2]", '[{"name": "noon"}] it is', "[TOOL_CALLS"):
-            async with saying(says, template=marked("mistral")) as client:
-                answer = (await client.openai.chat.completions.create(**given)).choices[0]
-                assert (answer.message.tool_calls, answer.finish_reason) == (None, "stop")
-                assert set(says) - set("[]") <= set(answer.message.content or "")
-                stream = await client.openai.chat.completions.create(**given, stream=True)
-                text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-                assert text == answer.message.content
+        async with saying(says, template=template, has_marks=True) as client:
+            answer = (await client.openai.chat.completions.create(**given)).choices[0]
+            calls = [one.function for one in answer.message.tool_calls or () if one.type == "function"]
+            assert [(one.name, json.loads(one.arguments)) for one in calls] == [("weather", ARGUMENTS), ("noon", {})]
+            assert (answer.message.content or "", answer.finish_reason) == (begins, "tool_calls")
+            if "logprobs" in options:
+                tokens = [one.token for one in answer.logprobs.content]  # type: ignore[union-attr]
+                assert tokens.count("[TOOL_CALLS]") == says.count("[[TOOL_CALLS]]")
+            stream = await client.openai.chat.completions.create(**given, stream=True)
+            chunks = [chunk.choices[0] async for chunk in stream]
+            assert "".join(one.delta.content or "" for one in chunks) == begins
+            told = [one.function for chunk in chunks for one in chunk.delta.tool_calls or ()]
+            assert "".join(one.arguments or "" for one in told if one) == "".join(one.arguments for one in calls)
 
     in_loop(scenario)

@@ -179,7 +179,7 @@ async def main():
     await used.generate(max_tokens=1)
     used.user("more")
     return [
-        await refused(asked(), grammar=regex("a")),
+        await refused(asked(), grammar=regex("a"), strict=False),
         await refused(asked(), tool_choice="other"),
         await refused(asked(), tools=[], tool_choice="required"),
         await refused(asked(), strict=False, tool_choice="required"),

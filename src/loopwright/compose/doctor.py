@@ -53,10 +53,10 @@ def _gpu(config: Config) -> Finding:
     from loopwright.engine.cuda.choice import describe_gpu  # noqa: PLC0415 (needs torch)
 
     engine = config.engine
-    if engine.device == "cpu" or (engine.device == "auto" and engine.deterministic):
-        return Finding("GPU", f"not used: engine.{'device' if engine.device == 'cpu' else 'deterministic'} says so")
+    if engine.device == "cpu":
+        return Finding("GPU", "not used: engine.device says so")
     try:
-        found = describe_gpu(engine.attention)
+        found = describe_gpu(engine.dtype, engine.attention, is_deterministic=engine.deterministic)
     except LoopwrightError as error:
         return Finding("GPU", str(error), error.hint)
     if found is None:

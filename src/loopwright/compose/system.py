@@ -188,6 +188,7 @@ async def open_control(model: ModelParts, config: ControlConfig) -> AsyncIterato
         config=config,
         grammars=grammars,
         meter=Meter({"model": model.info.name}),
+        bytes_with_marks=model.text.tokenizer.bytes_with_marks,
     )
     async with closing_on_thread(grammars), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())

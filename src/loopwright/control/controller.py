@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 class Controller:
     """The control layer over one engine. Implements `core.control.Control`.
 
-    `token_bytes` are the bytes of each token id, b"" for control tokens; ids beyond it have none."""
+    `token_bytes` are the bytes of each token id, b"" for control tokens; ids beyond it have none. Of texts
+    that may hold calls of tools they are `bytes_with_marks`."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Controller:
         config: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
         grammars: GrammarCompiler | None = None,
         meter: Meter | None = None,
+        bytes_with_marks: Sequence[bytes] | None = None,
     ) -> None:
         shape = executor.shape
         self._executor = executor
@@ -81,8 +83,9 @@ class Controller:
         self._resources = ResourceManager(shape, prefix_cache=config.prefix_cache, moment=self._moment)
         self._pace = Pace()
         self._scheduler = make_scheduler(config, self._resources, self._pace)
-        all_token_bytes = (*token_bytes, *[b""] * (shape.vocab_size - len(token_bytes)))
-        self._intake = Intake(self._resources, self._compiling, model_info, all_token_bytes)
+        no_text = (b"",) * (shape.vocab_size - len(token_bytes))
+        texts = ((*token_bytes, *no_text), (*(bytes_with_marks or token_bytes), *no_text))
+        self._intake = Intake(self._resources, self._compiling, model_info, *texts)
         self._sessions: dict[RunId, InlineSession] = {}
         self._step_times = StepTimes()
         self._calls = OpenCalls(

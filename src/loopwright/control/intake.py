@@ -13,7 +13,7 @@ from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.session import InlineSession
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, QueueCall
+from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, Generate, QueueCall
 from loopwright.core.errors import ErrorInfo, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
@@ -22,7 +22,8 @@ from loopwright.core.results import Completion, Done
 
 
 class Intake:
-    """Numbers the calls of all runs. `token_bytes` are those of every token id."""
+    """Numbers the calls of all runs. `token_bytes` are those of every token id; of texts that may hold calls of tools,
+    they are `bytes_with_marks`."""
 
     def __init__(
         self,
@@ -30,9 +31,10 @@ class Intake:
         compiling: CompilingCalls,
         model_info: ModelInfo,
         token_bytes: Sequence[bytes],
+        bytes_with_marks: Sequence[bytes],
     ) -> None:
         self._resources, self._compiling = resources, compiling
-        self._model_info, self._token_bytes = model_info, token_bytes
+        self._model_info, self._token_bytes, self._bytes_with_marks = model_info, token_bytes, bytes_with_marks
         self._num_issued = 0
 
     def take(
@@ -70,7 +72,9 @@ class Intake:
             try:
                 require_traits(call, self._model_info)
                 self._compiling.check(call)
-                prepare(one, call, holdings, self._resources.shape, self._token_bytes)
+                has_calls = isinstance(call, Generate) and call.calls is not None
+                token_bytes = self._bytes_with_marks if has_calls else self._token_bytes
+                prepare(one, call, holdings, self._resources.shape, token_bytes)
             except LoopwrightError as error:
                 failure = error.info()
         if failure is not None:

@@ -6,7 +6,7 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loopwright.control.feeds import Feed
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
@@ -16,7 +16,10 @@ from loopwright.core.ids import PageName
 from loopwright.core.late_bits import LateBits
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
-from loopwright.text.stop import StopMatch, StopMatcher
+from loopwright.text.call_stops import StopFinder, stop_finder
+
+if TYPE_CHECKING:
+    from loopwright.text.stop import StopMatch
 
 Outlook: TypeAlias = Literal["over", "steady", "row", "paused", "unknown"]
 """Of a segment while a row of it runs: it is over by its length; its next row is one of a decode group, or one of its
@@ -65,7 +68,7 @@ class SegmentFeed(Feed):
         self.stop_tokens = frozenset(call.stop_tokens)
         self.has_stops, self.is_shown = bool(call.stop), call.progress
         self._token_bytes, self._max_context = token_bytes, max_context
-        self._matcher = StopMatcher(call.stop) if call.stop else None
+        self._matcher = self._new_matcher()
         self._match: StopMatch | None = None
         self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
         self._reason: StopReason = "interrupted"
@@ -81,6 +84,9 @@ class SegmentFeed(Feed):
         self._is_usual = not is_special and not call.sampling.top_logprobs
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
+
+    def _new_matcher(self) -> StopFinder | None:
+        return stop_finder(self._call.stop, self._call.calls) if self._call.stop else None
 
     @property
     def num_prompt(self) -> int:
@@ -226,6 +232,8 @@ class SegmentFeed(Feed):
 
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
+        if self._match is None and self._matcher is not None and (match := self._matcher.finish()) is not None:
+            self._match, self._reason = match, "stop"  # in what might have become a call
         num_kept, remainder = len(self.tokens), ""
         num_gone = self._call.kv_len - self.start_kv_len  # places that have left its window
         stop: str | int | None = None

@@ -14,7 +14,6 @@ from loopwright.core.batch import RowResult
 from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
 from loopwright.core.results import Progress
-from loopwright.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from loopwright.core.samplers import SamplerRun
@@ -203,7 +202,8 @@ class WatchedFeed(SegmentFeed):
     def _restore(self) -> None:
         """Brings stop strings and grammar to where the tokens are."""
         if self._matcher is not None:
-            self._matcher = StopMatcher(self._call.stop)
+            self._matcher = self._new_matcher()
+            assert self._matcher is not None
             for token in self.tokens:
                 self._matcher.push(self._token_bytes[token])
         if self._grammar is not None:

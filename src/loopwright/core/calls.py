@@ -300,11 +300,23 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     what each kind takes.
 
     `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
-    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice, parallel}:
-    docs/tools-while-generating.md."""
+    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice,
+    parallel, answer}: docs/tools-while-generating.md."""
 
     kind: GrammarKind
     source: str = ""
+
+
+ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "gemma", "mistral", "mistral_args", "pythonic"]
+"""How a family of models writes calls of tools: docs/tools-while-generating.md."""
+
+
+class CallsInText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A text may hold calls of tools, written in that format; with `is_answer_held` it is calls or else an answer that
+    is held to a form of its own."""
+
+    format: ToolFormat
+    is_answer_held: bool = False
 
 
 class HeldText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -382,6 +394,8 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     and a grammar's mask. The scores that it returns go on to the fields after that; a token that it returns is taken.
     `sampler_state` is what it finds at the first token.
 
+    With `calls` no stop string is found in a call, and control tokens that begin or divide calls stand in the text.
+
     With `watch` tokens come as Progress, and the segment goes on only as the program acknowledges them. It ends when
     all are acknowledged, as if it had never run ahead; interrupted, it keeps those that were acknowledged."""
 
@@ -401,6 +415,7 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     window: KvWindow | None = None  # what its tokens see
     sampler: TracedSampler | None = None
     sampler_state: dict[str, StateValue] = {}
+    calls: CallsInText | None = None
     watch: Watch | None = None
     stop_entropy: Annotated[float, Meta(gt=0)] | None = None
 

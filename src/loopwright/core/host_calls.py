@@ -104,12 +104,14 @@ class RenderChat(HostCall, frozen=True, kw_only=True, tag="render_chat"):
     `messages[:num_done]` are in the context already; with `is_open`, the last of those is an assistant turn whose
     content is in the context and whose end is not. The ids are those that come after. `tools` are told to the model by
     its template, or in the first system message where the template takes none. `options` are what else a template
-    reads, such as `enable_thinking`; one that it does not read is refused."""
+    reads, such as `enable_thinking`; one that it does not read is refused. With `continue_final` the last message, an
+    assistant's, is left open behind its content, for the model to go on with; nothing may be done then."""
 
     messages: tuple[Message, ...]
     num_done: Annotated[int, Meta(ge=0)] = 0
     is_open: bool = False
     add_generation_prompt: bool = False
+    continue_final: bool = False
     must_fit: bool = False  # as of `tokenize`
     tools: tuple[ToolSpec, ...] = ()
     options: dict[str, Any] = msgspec.field(default_factory=dict)

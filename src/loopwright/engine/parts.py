@@ -47,6 +47,12 @@ def choose_part(settings: RankSettings, config: ModelConfig, *, is_deterministic
         return None
     if settings.num_ranks == 1:
         return choice
+    if is_deterministic:
+        raise Unavailable(
+            f"engine.deterministic: NCCL adds up what {settings.num_ranks} GPUs have in an order of its own",
+            hint="engine.tensor_parallel = 1",
+            field="engine.deterministic",
+        )
     _check_gpus(settings.num_ranks)
     return dataclasses.replace(choice, device=torch.device("cuda", settings.rank), num_ranks=settings.num_ranks)
 

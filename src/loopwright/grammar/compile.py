@@ -5,6 +5,7 @@ cannot be.
 """
 
 import json
+from collections.abc import Collection
 from typing import assert_never
 
 from llguidance import LLMatcher, LLParserLimits
@@ -59,23 +60,35 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
 
 def _compile(grammar: Grammar, vocabulary: Vocabulary) -> TokenGrammar:
     match grammar.kind:
-        case "json_schema":
-            return _compile_schema(read_schema(grammar.source), vocabulary)
-        case "json_object":
-            if grammar.source:
-                raise BadRequest("json_object takes no source", field="grammar.source", hint="json_schema does")
-            return _compile_schema({"type": "object"}, vocabulary)
-        case "regex":
-            return _started(LLMatcher.grammar_from_regex(_pattern(grammar.source)), vocabulary)
-        case "lark":
-            if not grammar.source.strip():
-                raise BadRequest("there is no grammar", field="grammar.source")
-            return _started(LLMatcher.grammar_from_lark(read_lark(grammar.source, SCHEMA_OPTIONS)), vocabulary)
-        case "choice":
-            return _started(LLMatcher.grammar_from_regex(_choice(grammar.source)), vocabulary)
+        case "json_schema" | "json_object":
+            return _compile_schema(_schema(grammar), vocabulary)
+        case "regex" | "lark" | "choice":
+            return _started(_written(grammar), vocabulary)
         case "tool_calls":
             return _compile_tool_calls(grammar.source, vocabulary)
     assert_never(grammar.kind)
+
+
+def _written(grammar: Grammar) -> str:
+    """The grammar as llguidance takes it."""
+    match grammar.kind:
+        case "regex":
+            return LLMatcher.grammar_from_regex(_pattern(grammar.source))
+        case "choice":
+            return LLMatcher.grammar_from_regex(_choice(grammar.source))
+        case "lark":
+            if not grammar.source.strip():
+                raise BadRequest("there is no grammar", field="grammar.source")
+            return LLMatcher.grammar_from_lark(read_lark(grammar.source, SCHEMA_OPTIONS))
+    return _schema_grammar(_schema(grammar))
+
+
+def _schema(grammar: Grammar) -> Schema:
+    if grammar.kind == "json_schema":
+        return read_schema(grammar.source)
+    if grammar.source:
+        raise BadRequest("json_object takes no source", field="grammar.source", hint="json_schema does")
+    return {"type": "object"}
 
 
 def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
@@ -87,8 +100,13 @@ def _compile_schema(schema: Schema, vocabulary: Vocabulary) -> TokenGrammar:
 
 def _compile_tool_calls(source: str, vocabulary: Vocabulary, loose: frozenset[str] = frozenset()) -> TokenGrammar:
     """Of a tool that is not strict and whose schema cannot be held, any object will do."""
-    grammar = read_tool_calls(source, SCHEMA_OPTIONS, loose)
-    matcher, fault = _try(LLMatcher.grammar_from_lark(grammar.lark), vocabulary)
+    marks = vocabulary.call_marks
+    grammar = read_tool_calls(source, SCHEMA_OPTIONS, marks, loose)
+    written = LLMatcher.grammar_from_lark(grammar.lark)
+    if grammar.answer is not None:
+        _check_answer(_compile(grammar.answer, vocabulary).start(), grammar.opening, vocabulary)
+        written = _with_answer(grammar.lark, _written(grammar.answer))
+    matcher, fault = _try(written, vocabulary, marks.values())
     for name, schema in grammar.schemas if fault is not None else ():  # which tool is it that cannot be held?
         if (of_tool := _try(_schema_grammar(schema), vocabulary)[1]) is not None:
             if name not in grammar.strict | loose:
@@ -96,7 +114,24 @@ def _compile_tool_calls(source: str, vocabulary: Vocabulary, loose: frozenset[st
             raise tool_error(name, _locate(schema, of_tool, vocabulary), of_tool)
     if fault is not None:
         raise BadRequest(f"tools: {fault}", field="tools")
-    return TokenGrammar(vocabulary, matcher)
+    return TokenGrammar(vocabulary, matcher, marks.values())
+
+
+def _check_answer(state: MatcherState, opening: str, vocabulary: Vocabulary) -> None:
+    """Raises BadRequest if an answer could begin as a call does: no reader could tell them apart, nor would llguidance
+    go on with both."""
+    if opening and state.validated(vocabulary.tokens.tokenize_str(opening)):
+        raise BadRequest(
+            f"the answer could begin with {opening!r}, and so do the calls of this model",
+            field="grammar.source",
+            hint='send the form of the answer or the tools; tool_choice "none" and "required" take both',
+        )
+
+
+def _with_answer(lark: str, answer: str) -> str:
+    """Both, as one grammar of llguidance whose rule `@answer` is the second."""
+    inner = json.loads(answer)["grammars"][0] if answer.lstrip().startswith("{") else {"lark_grammar": answer}
+    return json.dumps({"grammars": [{"name": "turn", "lark_grammar": lark}, {**inner, "name": "answer"}]})
 
 
 def _started(grammar: str, vocabulary: Vocabulary) -> TokenGrammar:
@@ -106,13 +141,13 @@ def _started(grammar: str, vocabulary: Vocabulary) -> TokenGrammar:
     return TokenGrammar(vocabulary, matcher)
 
 
-def _try(grammar: str, vocabulary: Vocabulary) -> tuple[LLMatcher, str | None]:
+def _try(grammar: str, vocabulary: Vocabulary, marks: Collection[int] = ()) -> tuple[LLMatcher, str | None]:
     """A matcher at the start of the text, and what is wrong with it."""
     matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=LIMITS)
     fault = matcher.get_error() or "; ".join(matcher.get_grammar_warnings())
     if fault:
         return matcher, next((said for words, said in _FAULTS.items() if words in fault), first_line(fault))
-    return matcher, _start_fault(TokenGrammar(vocabulary, matcher).start())
+    return matcher, _start_fault(TokenGrammar(vocabulary, matcher, marks).start())
 
 
 def _start_fault(state: MatcherState) -> str | None:

@@ -17,24 +17,29 @@ _DEAD_END = (
 
 
 class TokenGrammar:
-    """Implements core.grammars.CompiledGrammar. `matcher` has taken nothing yet, and never does."""
+    """Implements core.grammars.CompiledGrammar. `matcher` has taken nothing yet, and never does. `marks` are control
+    tokens that the grammar may let through."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, marks: Collection[int] = ()) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._known_bits = vocabulary.text_bits
+        for token_id in marks:
+            self._known_bits |= 1 << token_id
 
     def start(self) -> "MatcherState":
-        return MatcherState(self._vocabulary, self._matcher.deep_copy())
+        return MatcherState(self._vocabulary, self._matcher.deep_copy(), self._known_bits)
 
 
 class MatcherState:
     """Implements core.grammars.GrammarState."""
 
-    __slots__ = ("_matcher", "_vocabulary")
+    __slots__ = ("_known_bits", "_matcher", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, known_bits: int) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._known_bits = known_bits  # bit i: token i may stand in such a text at all
 
     @property
     def is_over(self) -> bool:
@@ -42,19 +47,24 @@ class MatcherState:
 
     @property
     def has_text(self) -> bool:
-        """Whether any token with text may follow."""
+        """Whether any token but the end may follow."""
         bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
         self._check()
-        return bool(bits & self._vocabulary.text_bits)
+        return bool(bits & self._known_bits)
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
             self._check()
             raise InternalError(f"token {token_id} is not one that the grammar allows here")
 
-    def take(self, token_ids: Sequence[int]) -> int:
+    def validated(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens may follow, one after the other."""
         num_valid = self._matcher.validate_tokens(list(token_ids))
         self._check()
+        return num_valid
+
+    def take(self, token_ids: Sequence[int]) -> int:
+        num_valid = self.validated(token_ids)
         self._matcher.consume_tokens(list(token_ids[:num_valid]))
         self._check()
         return num_valid
@@ -76,7 +86,7 @@ class MatcherState:
         bits = int.from_bytes(self._matcher.compute_bitmask(), "little")
         self._check()
         is_whole = bits >> vocabulary.end_id & 1
-        bits &= vocabulary.text_bits
+        bits &= self._known_bits
         if is_whole:
             for token_id in end_ids:
                 bits |= 1 << token_id

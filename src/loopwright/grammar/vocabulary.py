@@ -1,7 +1,8 @@
 """Owns what llguidance knows of a model's tokens: their bytes, and how its tokenizer writes a text. Never a grammar.
 
-Made by the compiler, once for a model. Control tokens are unknown to it, so that no grammar can let one through; the
-end of a text is a token of its own, one beyond the model's.
+Made by the compiler, once for a model. Control tokens have no text, so that no grammar of a text can let one through;
+only a grammar of calls may name those that begin and divide calls. The end of a text is a token of its own, one beyond
+the model's.
 """
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -20,6 +21,7 @@ class Vocabulary:
         self.num_mask_bytes = -(-vocab_size // 8)
         marks = ["1" if text else "0" for text in tokenizer.token_bytes[:vocab_size]]  # control tokens have no text
         self.text_bits = int("".join(reversed(marks)), 2)  # bit i: token i has text
+        self.call_marks = {text: one for text, one in tokenizer.call_marks.items() if one < vocab_size}
         self.tokens = LLTokenizer(TokenizerWrapper(_Words(tokenizer, vocab_size)))
 
 
@@ -29,7 +31,7 @@ class _Words:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        known = tokenizer.token_bytes[:vocab_size]
+        known = tokenizer.bytes_with_marks[:vocab_size]  # marks are special: what they are written as is no text
         self.tokens = (*known, *[b""] * (vocab_size - len(known)), b"<end>")
         self.eos_token_id = vocab_size
         self.special_token_ids = [*sorted(one for one in tokenizer.control_ids if one < vocab_size), vocab_size]

@@ -217,7 +217,7 @@ class Host:
             raise BadRequest("emit: the text of a watched segment may be taken back", field="emit", hint="emit_text")
         session = self._session_for(call.generate)
         tokenizer = self._text_for(call).tokenizer
-        text = SegmentText(call.generate, tokenizer.token_bytes)
+        text = SegmentText(call.generate, tokenizer)
         shown = ShownTokens(call.shown, call.generate, text, tokenizer) if call.emit and call.shown else None
         self._keep(handle, call, OpenCall(None, call, text, shown, session, call.answer))
         generate = msgspec.structs.replace(call.generate, progress=call.emit or call.stream)

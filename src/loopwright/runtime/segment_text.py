@@ -6,14 +6,17 @@ Owned by the host, one per segment call.
 from collections.abc import Sequence
 
 from loopwright.core.calls import Generate
+from loopwright.text.call_stops import stop_finder
 from loopwright.text.stream import TextStream
+from loopwright.text.tokenizer import Tokenizer
 
 
 class SegmentText:
     """Follows a segment's tokens. Tokens may come in any portions; the joined deltas are the segment's text."""
 
-    def __init__(self, generate: Generate, token_bytes: Sequence[bytes]) -> None:
-        self._stream = TextStream(token_bytes, generate.stop)
+    def __init__(self, generate: Generate, tokenizer: Tokenizer) -> None:
+        self._token_bytes = tokenizer.token_bytes if generate.calls is None else tokenizer.bytes_with_marks
+        self._stream = TextStream(self._token_bytes, stop_finder(generate.stop, generate.calls))
         self._stop_tokens = frozenset(generate.stop_tokens)
         self._num_seen = 0
         self._deltas: list[str] = []
@@ -26,6 +29,10 @@ class SegmentText:
     def finish(self, tokens: Sequence[int]) -> str:
         """Takes all of the segment's tokens, of which some may have been pushed; the text that was still missing."""
         return self.push(tokens[self._num_seen :]) + self._keep(self._stream.finish())
+
+    def num_bytes(self, token: int) -> int:
+        """How much of the text a token is, if nothing takes it away."""
+        return len(self._token_bytes[token]) if token < len(self._token_bytes) else 0
 
     @property
     def num_shown_bytes(self) -> int:

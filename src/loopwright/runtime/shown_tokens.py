@@ -62,7 +62,7 @@ class ShownTokens:
             for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
                 one = token_logprob(self._tokenizer, token, logprob, tops[place] if tops else ())
                 is_text = token not in self._stop_tokens  # of one that is not, the end decides whether it is kept
-                self._num_bytes += len(one.bytes or ()) if is_text else 0
+                self._num_bytes += self._text.num_bytes(token) if is_text else 0
                 self._held.append((self._num_bytes if is_text else sys.maxsize, one))
         return tuple(tokens) if self._shown.tokens else ()
 

@@ -77,6 +77,11 @@ class TextCalls:
             )
         messages = [_message(one) for one in call.messages]
         tools = [msgspec.structs.asdict(tool) for tool in call.tools]
+        if call.continue_final:
+            if call.num_done or call.add_generation_prompt:
+                other = "num_done" if call.num_done else "add_generation_prompt"
+                raise BadRequest(f"continue_final: does not go together with {other}", field="continue_final")
+            return self._model.chat_template.render_open(messages, tools, call.options)
         return self._model.chat_template.render_delta(
             messages, call.num_done, call.is_open, call.add_generation_prompt, tools, call.options
         )

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 from loopwright.sdk.call_object import SPACE, ArgumentsText, CallBegun, Fault, Found, FoundCall
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./:-]*")
-_BEGINNING = re.compile(r"\[\s*(?:[A-Za-z_][A-Za-z0-9_./:-]*\s*)?")
-_CALLS = re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_./:-]*\s*\(")
+_BEGINNING = re.compile(r"\s*(?:[A-Za-z_][A-Za-z0-9_./:-]*\s*)?")
 _CALL = re.compile(rf"\s*({_NAME.pattern})\s*\(")
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
 _BETWEEN = SPACE + ","
@@ -21,14 +20,16 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 class PythonicReader:
     """A turn that begins with a bracket, a name and a parenthesis is calls, in a list; any other is text, and so is
-    what follows the list. Values are Python's literals, or JSON's."""
+    what follows the list. Values are Python's literals, or JSON's. The list may have other brackets."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: str = "[", closing: str = "]") -> None:
+        self._opening, self._closing = opening, closing
         self._text = ""  # not read yet
         self._state = "start"  # "start", "list", "call", "text"
         self._name = ""
         self._arguments: dict[str, Any] = {}
         self._written: list[str] = []  # of the call, as it was read
+        self._argument = ArgumentEnd()
 
     def push(self, text: str) -> list[Found]:
         self._text += text
@@ -36,6 +37,10 @@ class PythonicReader:
         while self._step(found):
             pass
         return found
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._text)
 
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""
@@ -61,10 +66,11 @@ class PythonicReader:
 
     def _start(self) -> bool:
         rest = self._text.lstrip(SPACE)
-        if not rest or _BEGINNING.fullmatch(rest):
+        inner = rest.removeprefix(self._opening)
+        if self._opening.startswith(rest) or (inner != rest and _BEGINNING.fullmatch(inner)):
             return False
-        if _CALLS.match(rest):
-            self._text, self._state = rest[1:], "list"
+        if inner != rest and _CALL.match(inner):
+            self._text, self._state = inner, "list"
         else:
             self._state = "text"
         return True
@@ -72,13 +78,15 @@ class PythonicReader:
     def _read_list(self, found: list[Found]) -> bool:
         """Between two calls: the next one's name, or the end of the list."""
         rest = self._text.lstrip(_BETWEEN)
-        if rest.startswith("]"):
-            self._text, self._state = rest[1:], "text"
+        if rest.startswith(self._closing):
+            self._text, self._state = rest[len(self._closing) :], "text"
             return True
+        if self._closing.startswith(rest):
+            return False
         if (begun := _CALL.match(rest)) is not None:
             self._name, self._arguments, self._written = begun[1], {}, [begun[0]]
             found.append(CallBegun(self._name))
-            self._text, self._state = rest[begun.end() :], "call"
+            self._text, self._state, self._argument = rest[begun.end() :], "call", ArgumentEnd()
             return True
         if rest and not re.fullmatch(rf"{_NAME.pattern}\s*", rest):
             self._text, self._state = rest, "text"  # something else stands in the list
@@ -87,9 +95,10 @@ class PythonicReader:
 
     def _read_call(self, found: list[Found]) -> bool:
         """The next argument, or the end of the call, once it is there."""
-        end = _end_of_argument(self._text)
+        end = self._argument.find(self._text)
         if end is None:
             return False
+        self._argument = ArgumentEnd()
         argument, closing = self._text[:end], self._text[end]
         message = self._take(argument, found) if argument.strip() or closing == "," else None
         if message is not None:
@@ -121,26 +130,32 @@ class PythonicReader:
         return None
 
 
-def _end_of_argument(text: str) -> int | None:
-    """Where the comma or parenthesis stands that ends what the text begins with."""
-    depth, quote, place = 0, "", 0
-    while place < len(text):
-        character = text[place]
-        if quote:
-            if character == "\\":
-                place += 1
-            elif character == quote:
-                quote = ""
-        elif character in "\"'":
-            quote = character
-        elif depth == 0 and character in ",)":
-            return place
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        place += 1
-    return None
+class ArgumentEnd:
+    """Finds where the comma or parenthesis stands that ends an argument, in a text that grows."""
+
+    def __init__(self) -> None:
+        self._place = self._depth = 0
+        self._quote = ""  # of the string that it is in
+
+    def find(self, text: str) -> int | None:
+        """`text` begins with what was given before, of which nothing is looked at again."""
+        while self._place < len(text):
+            character = text[self._place]
+            if self._quote:
+                if character == "\\":
+                    self._place += 1  # whatever comes next is of the string
+                elif character == self._quote:
+                    self._quote = ""
+            elif character in "\"'":
+                self._quote = character
+            elif self._depth == 0 and character in ",)":
+                return self._place
+            elif character in "([{":
+                self._depth += 1
+            elif character in ")]}":
+                self._depth -= 1
+            self._place += 1
+        return None
 
 
 def _value(text: str) -> tuple[Any, str]:

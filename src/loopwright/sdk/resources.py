@@ -249,6 +249,7 @@ def render_chat(
     tools: Sequence[Payload] = (),
     options: Payload | None = None,
     model: str = "",
+    continue_final: bool = False,
 ) -> Answer:
     """Chat messages to {tokens} by the model's template."""
     return current_port().issue(
@@ -258,6 +259,7 @@ def render_chat(
             "num_done": num_done,
             "is_open": is_open,
             "add_generation_prompt": add_generation_prompt,
+            "continue_final": continue_final,
             "must_fit": must_fit,
             "model": model,
             "tools": list(tools),

@@ -23,6 +23,7 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
         "stop_tokens": [*([] if left.pop("ignore_eos", False) else model["eos_ids"]), *left.pop("stop_tokens", ())],
         "grammar": None if grammar is None else grammar_fields(grammar),
         "stop_entropy": left.pop("stop_entropy", None),
+        "calls": left.pop("calls", None),
         "watch": None if watch is None else {"window": watch},
     }
     return fields | sampler_fields(sampler, state, model["vocab_size"]), left

@@ -10,14 +10,11 @@ from typing import Any, TypeAlias
 
 from loopwright.sdk.call_object import ArgumentsText, CallBegun, Fault, Found, FoundCall
 from loopwright.sdk.errors import BadRequest
-from loopwright.sdk.grammar import Grammar
+from loopwright.sdk.grammar import Grammar, grammar_fields
 from loopwright.sdk.schema_check import check
 from loopwright.sdk.tool_formats import CallReader, reader_of
 from loopwright.sdk.tools import Tool
 from loopwright.sdk.turn import BrokenCall, ToolCall, Turn
-
-MARKED = ("mistral",)
-"""Formats whose calls begin with a control token, which no grammar lets a model write."""
 
 Part: TypeAlias = str | ToolCall
 """Text that is no call's, or a call."""
@@ -32,15 +29,21 @@ class ToolUse:
     are_calls_parallel: bool = True
     is_strict: bool = True
     format: str = field(default="", init=False)
+    is_answer_held: bool = field(default=False, init=False)
 
     def options(self, given: Mapping[str, Any], format: str) -> dict[str, Any]:
         """The segment's options, with the grammar that holds it to these tools. `format` is how the model writes calls.
-        Raises BadRequest."""
+        A grammar that is given is that of an answer, which is all that the model may write beside calls. Raises
+        BadRequest."""
         self._check(given)
-        self.format = format
         reader_of(format)
-        if not self.is_strict or (format in MARKED and self._is_free):
+        answer = given.get("grammar")
+        self.format, self.is_answer_held = format, answer is not None
+        if self.choice == "none" and answer is not None:
             return {**given}
+        calls = None if self.choice == "none" else {"format": format, "is_answer_held": self.is_answer_held}
+        if not self.is_strict:
+            return {**given, "calls": calls}
         is_named = self.choice not in ("auto", "none", "required")
         source = {
             "format": self.format,
@@ -51,8 +54,9 @@ class ToolUse:
             ],
             "choice": "required" if is_named else self.choice,
             "parallel": self.are_calls_parallel and not is_named,
+            "answer": None if answer is None else grammar_fields(answer),
         }
-        return {**given, "grammar": Grammar("tool_calls", json.dumps(source))}
+        return {**given, "grammar": Grammar("tool_calls", json.dumps(source)), "calls": calls}
 
     def reader(self) -> "ToolCallReader":
         return ToolCallReader(self)
@@ -63,11 +67,6 @@ class ToolUse:
         reader.push(turn.text)
         return reader.finish(turn)
 
-    @property
-    def _is_free(self) -> bool:
-        """Whether nothing was asked for that only a grammar gives."""
-        return self.choice == "auto" and self.are_calls_parallel and not any(one.is_strict for one in self.tools)
-
     def _check(self, given: Mapping[str, Any]) -> None:
         names = [one.name for one in self.tools]
         if self.choice not in ("auto", "none", "required", *names):
@@ -75,9 +74,10 @@ class ToolUse:
                 f"tool_choice: {self.choice!r} is not auto, none, required or one of {', '.join(names)}",
                 field="tool_choice",
             )
-        for option in ("grammar", "sampler_fallback", "watch"):
+        for option in ("sampler_fallback", "watch", *(() if self.is_strict else ("grammar",))):
             if given.get(option):
-                raise BadRequest(f"{option}: a segment takes {option} or tools, not both", field=option)
+                loose = " that are not held" if option == "grammar" else ""
+                raise BadRequest(f"{option}: a segment takes {option} or tools{loose}, not both", field=option)
         if self.is_strict:
             return
         if self.choice != "auto" or not self.are_calls_parallel:
@@ -99,7 +99,9 @@ class ToolCallReader:
 
     def __init__(self, use: ToolUse) -> None:
         self._tools = {one.name: one for one in use.tools}
-        self._reader: CallReader | None = None if use.choice == "none" else reader_of(use.format)
+        self._reader: CallReader | None = (
+            None if use.choice == "none" else reader_of(use.format, is_answer_held=use.is_answer_held)
+        )
         self._prose: list[str] = []
         self._calls: list[ToolCall] = []
         self._broken: list[BrokenCall] = []

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from loopwright.sdk.call_object import SPACE, CallObject, Fault, Found
 from loopwright.sdk.errors import BadRequest
+from loopwright.sdk.marked_calls import CALLS, MarkedReader, beginning_at_end
 from loopwright.sdk.pythonic_calls import PythonicReader
+from loopwright.sdk.turn_calls import GemmaReader, TurnReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -24,6 +26,11 @@ class CallReader(Protocol):
 
     def finish(self) -> list[Found]:
         """The text is over: what was held back, and a call that is cut."""
+        ...
+
+    @property
+    def num_unread(self) -> int:
+        """How many of the last characters pushed may still become one thing or another."""
         ...
 
 
@@ -53,6 +60,10 @@ class HermesReader:
         if self._fault is not None:
             return [replace(self._fault, text=self._fault.text + left)]
         return [left] if left and not self._is_behind_object else []
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._text)
 
     def _step(self, found: list[Found]) -> bool:
         """Reads on by one state; whether it changed and there may be more to read."""
@@ -118,92 +129,56 @@ class HermesReader:
         return True
 
 
-class TurnReader:
-    """A turn that is calls is objects with `name` and, under `key`, arguments, with commas or semicolons between; with
-    `is_list` in brackets. It is calls if it begins with a brace, or a bracket and a brace; `mark` may come first. Any
-    other turn is text, and so is what follows the calls."""
+class AnsweredReader:
+    """A turn that is calls, or else an answer that is held to a form of its own: its first character says which, and
+    an answer is text, whatever stands in it."""
 
-    def __init__(self, key: str, *, is_list: bool = False, mark: str = "") -> None:
-        self._key, self._mark = key, mark
-        self._opening = "[{" if is_list else "{"
-        self._between = SPACE + ("," if is_list else ";")
-        self._text = ""
-        self._object: CallObject | None = None
-        self._state = "start"  # "start", "text", "call", "between"
+    def __init__(self, format: str) -> None:
+        self._opening = OPENINGS[format]
+        self._reader = READERS[format]()
+        self._is_answer: bool | None = None  # nobody knows before there is any
 
     def push(self, text: str) -> list[Found]:
-        self._text += text
-        found: list[Found] = []
-        while self._step(found):
-            pass
-        return found
+        if self._is_answer is None and text:
+            self._is_answer = text[0] != self._opening
+        return ([text] if text else []) if self._is_answer else self._reader.push(text)
 
     def finish(self) -> list[Found]:
-        left, self._text = self._text, ""
-        if self._object is not None:
-            return [self._object.cut(left)]
-        return [left] if left and self._state == "start" else []
+        return self._reader.finish()
 
-    def _step(self, found: list[Found]) -> bool:
-        if self._object is not None:
-            told, self._text = self._object.push(self._text)
-            found += told
-            if not self._object.is_complete:
-                return False
-            self._object, self._state = None, "between"
-            return True
-        if self._state == "start":
-            return self._start()
-        rest = self._text.lstrip(self._between)
-        if self._state == "between" and not rest:
-            return False
-        if self._state == "between" and rest[0] == "{":
-            self._begin(rest)
-            return True
-        if self._state == "between" and rest[0] == "]" and self._opening != "{":
-            self._text = rest[1:]
-        self._state = "text"
-        _add_text(found, self._text)
-        self._text = ""
-        return False
-
-    def _start(self) -> bool:
-        rest = self._text.lstrip(SPACE)
-        if self._mark.startswith(rest):
-            return False  # nothing yet, or a beginning of the mark
-        rest = rest.removeprefix(self._mark).lstrip(SPACE)
-        opened = "".join(rest.split())[: len(self._opening)]
-        if opened == self._opening:
-            self._begin(rest[rest.index("{") :])
-        elif self._opening.startswith(opened):
-            return False
-        else:
-            self._state = "text"
-        return True
-
-    def _begin(self, rest: str) -> None:
-        self._object, self._text, self._state = CallObject(self._key), rest, "call"
+    @property
+    def num_unread(self) -> int:
+        return self._reader.num_unread
 
 
 READERS: dict[str, Callable[[], CallReader]] = {
     "hermes": HermesReader,
     "smollm2": HermesReader,
     "llama3_json": lambda: TurnReader("parameters"),
-    "mistral": lambda: TurnReader("arguments", is_list=True, mark="[TOOL_CALLS]"),
+    "gemma": GemmaReader,
+    "mistral": lambda: TurnReader("arguments", is_list=True, mark=CALLS),
+    "mistral_args": MarkedReader,
     "pythonic": PythonicReader,
 }
 
+OPENINGS: dict[str, str] = {
+    "hermes": "<",
+    "smollm2": "<",
+    "llama3_json": "{",
+    "gemma": "`",  # of the ways to write calls, those that an answer of JSON is told from
+    "mistral": "[",
+    "mistral_args": "[",
+    "pythonic": "[",
+}
+"""The character with which a turn of calls begins, and an answer that is held beside them never."""
 
-def reader_of(format: str) -> CallReader:
-    """Raises BadRequest for a format that this sdk does not know."""
+
+def reader_of(format: str, *, is_answer_held: bool = False) -> CallReader:
+    """`is_answer_held`: what is no call is held to a form of its own. Raises BadRequest for a format that this sdk does
+    not know."""
     if format not in READERS:
         raise BadRequest(f"the model writes calls in the format {format!r}; {', '.join(READERS)} are known")
-    return READERS[format]()
-
-
-def beginning_at_end(text: str, tag: str) -> int:
-    """How many of the last characters could be the beginning of the tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
+    return AnsweredReader(format) if is_answer_held else READERS[format]()
 
 
 def _framed(found: Found, frame: str) -> Fault:

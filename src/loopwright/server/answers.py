@@ -15,7 +15,7 @@ from loopwright.core.errors import LoopwrightError, from_info
 from loopwright.core.events import Emit, Event, Finished, Text, Tokens
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
-from loopwright.server.outcomes import CallTold, Choice, Outcome, Part, PromptShown, Usage
+from loopwright.server.outcomes import Begun, CallTold, Choice, Outcome, Part, PromptShown, Usage
 from loopwright.server.pieces import AnswerReader, Words
 from loopwright.server.sse import error_event, sse_data
 
@@ -32,10 +32,12 @@ class Answer:
     fingerprint: str
     renamed: Callable[[LoopwrightError], LoopwrightError]  # an error of the run, by the names of the request's fields
     is_of_program: bool  # its result is the message when it emitted none; a built-in program's own result never is
-    tool_format: str = ""  # how the model writes calls of tools, if it was given any
+    tool_format: str = ""  # how the model writes calls of tools, if it may make any
+    is_answer_held: bool = False  # to a form of its own, where it is no call
 
     def reader(self) -> AnswerReader:
-        return AnswerReader(self.run_id, "" if self.is_of_program else self.tool_format)
+        tool_format = "" if self.is_of_program else self.tool_format
+        return AnswerReader(self.run_id, tool_format, is_answer_held=self.is_answer_held)
 
     def index_of(self, event: Text | Tokens) -> int:
         """Of the choice that the text belongs to; a program has but one."""
@@ -186,10 +188,11 @@ def _frame(chunk: bytes) -> tuple[bytes, bytes]:
     return before, after
 
 
-def read_emitted(answer: Answer, event: Emit) -> PromptShown | CallTold | None:
+def read_emitted(answer: Answer, event: Emit) -> PromptShown | Begun | CallTold | None:
     """What a program tells of its answer. A deployed one may emit anything; what is no call of a tool is nobody's."""
     if not answer.is_of_program:
-        return msgspec.convert(event.value, PromptShown)
+        told: PromptShown | Begun = msgspec.convert(event.value, PromptShown | Begun)
+        return told
     try:
         return msgspec.convert(event.value, CallTold)
     except msgspec.ValidationError:

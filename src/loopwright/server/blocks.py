@@ -12,7 +12,7 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.core.events import Emit, Event, Finished, Text, TokenLogprob, Tokens
 from loopwright.server.answers import Answer, ended, read_emitted, read_outcome, text_of_result
 from loopwright.server.json_text import encode_json
-from loopwright.server.outcomes import CallTold, Choice, Usage
+from loopwright.server.outcomes import Begun, CallTold, Choice, Usage
 from loopwright.server.pieces import CallArguments, CallEnd, CallStart, Piece, Thoughts, Words
 
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
@@ -49,8 +49,8 @@ class Message:
 class BlockForm(Protocol):
     """How one request's answer is written: as events, and as a whole. A block is opened, grows and is closed."""
 
-    def begin(self) -> bytes:
-        """What comes before the first block; there is one."""
+    def begin(self, num_prompt_tokens: int | None) -> bytes:
+        """What comes before all else, once; None where nobody knows by then how many tokens the prompt has."""
         ...
 
     def opened(self, block: Block) -> bytes: ...
@@ -88,6 +88,7 @@ class BlockStream:
         self._reader = answer.reader()
         self._blocks: list[Block] = []
         self._open: Block | None = None
+        self._has_begun = False
         self._news: list[str] = []  # of the open block, not written yet
         self._new_logprobs: list[TokenLogprob] = []
 
@@ -97,9 +98,13 @@ class BlockStream:
             match event:
                 case Text() | Tokens():
                     written += self._take(self._reader.read(0, event), getattr(event, "logprobs", ()))
-                case Emit() if isinstance(call := read_emitted(self._answer, event), CallTold):
-                    arguments = encode_json(call.arguments).decode()
-                    written += self._take(self._reader.call(call.name, arguments, call.id))
+                case Emit():
+                    match read_emitted(self._answer, event):
+                        case Begun(num_tokens):
+                            written.append(self._begin(num_tokens))
+                        case CallTold() as call:
+                            arguments = encode_json(call.arguments).decode()
+                            written += self._take(self._reader.call(call.name, arguments, call.id))
         return b"".join([*written, self._grow()])
 
     def finish(self, finished: Finished) -> bytes:
@@ -157,10 +162,16 @@ class BlockStream:
         return self._shut() + self._new(Block(len(self._blocks), kind))
 
     def _new(self, block: Block) -> bytes:
-        begin = b"" if self._blocks else self._form.begin()
+        begin = self._begin(None)
         self._open = block
         self._blocks.append(block)
         return begin + self._form.opened(block)
+
+    def _begin(self, num_prompt_tokens: int | None) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._form.begin(num_prompt_tokens)
 
     def _grow(self) -> bytes:
         if self._open is None or not (self._news or self._new_logprobs):

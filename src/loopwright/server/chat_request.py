@@ -29,7 +29,19 @@ from loopwright.server.prompt_limits import (
     check_messages,
     check_number,
 )
-from loopwright.server.tool_request import AskedTools, CallBody, ToolBody, ToolChoice, read_calls, read_tools
+from loopwright.server.tool_request import (
+    AskedTools,
+    CallBody,
+    CalledFunction,
+    FunctionBody,
+    FunctionChoice,
+    ToolBody,
+    ToolChoice,
+    read_call,
+    read_calls,
+    read_functions,
+    read_tools,
+)  # fmt: skip
 
 Message = dict[str, Any]
 
@@ -66,7 +78,7 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[CallBody] | None = None
-    function_call: Any = None
+    function_call: CalledFunction | None = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
@@ -90,6 +102,8 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     reasoning_effort: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
     enable_thinking: bool | None = None  # from here on extensions
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     metadata: dict[str, str] | None = None  # from here on inert: they change no answer
     prompt_cache_key: str | None = None
@@ -97,9 +111,10 @@ class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=
     service_tier: str | None = None
     store: bool | None = None
 
-    functions: Any = None  # from here on as REFUSED says
-    function_call: Any = None
-    modalities: Any = None
+    functions: list[FunctionBody] | None = None  # the older names of tools and tool_choice
+    function_call: FunctionChoice | None = None
+
+    modalities: Any = None  # from here on as REFUSED says
     audio: Any = None
     moderation: Any = None
     prediction: Any = None
@@ -117,6 +132,16 @@ class ChatRequest:
     generation: Generation
     tools: AskedTools | None = None
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may hold calls of tools."""
+        return self.tools is not None and self.tools.choice != "none"
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether its tools are functions by the older name, and its calls are to be told so."""
+        return bool(self.body.functions)
+
 
 def read_chat(body: ChatBody) -> ChatRequest:
     """Raises BadRequest naming the field that cannot be honoured."""
@@ -126,16 +151,22 @@ def read_chat(body: ChatBody) -> ChatRequest:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs: only allowed when logprobs is true", field="top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
+    _check_opening(body)
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    functions = read_functions(body.functions, body.function_call)
+    if tools is not None and functions is not None:
+        raise BadRequest("functions: the older name of tools, which are there as well", field="functions")
     generation = read_generation(body, max_tokens=_read_max_tokens(body), num_top=num_top)
-    return ChatRequest(body, generation, tools)
+    return ChatRequest(body, generation, tools or functions)
 
 
 def chat_spec(request: ChatRequest, model: ModelInfo, *, is_cut: bool = False) -> RunSpec:
     """The run of the built-in chat program that answers the request. `is_cut`: what does not fit is left out."""
     refuse(request.body)
     more: dict[str, Any] = {}
-    if model.reasoning is not None:
+    if (opening := _opening(request.body)) != "turn":
+        more["opening"] = opening
+    elif model.reasoning is not None:
         more["reasoning"] = list(model.reasoning)
     if request.tools is not None:
         more["tools"] = request.tools.options()
@@ -149,12 +180,29 @@ def chat_spec(request: ChatRequest, model: ModelInfo, *, is_cut: bool = False) -
     return spec
 
 
+def tell_begin(request: ChatRequest, spec: RunSpec) -> None:
+    """Has the run say when its prompt is clear to run, where nothing else can be wrong with the request by then:
+    whether a form or a strict tool can be held is not known so early."""
+    is_held = request.generation.constraint is not None or (
+        request.tools is not None and any(one.is_strict for one in request.tools.tools)
+    )
+    if not is_held:
+        spec.arguments["options"]["tells_begin"] = True
+
+
 def prompt_arguments(spec: RunSpec) -> dict[str, Any]:
     """What the prompt of a chat's run is made of, as the program `tokenize` takes it."""
     template = spec.arguments["options"].get("template", {})
     tools = spec.arguments["options"].get("tools", {}).get("tools", ())
     specs = [{name: value for name, value in one.items() if name != "strict"} for one in tools]
-    return {"messages": spec.arguments["messages"], "tools": specs, "template": template}
+    opening = spec.arguments["options"].get("opening", "turn")
+    return {
+        "messages": spec.arguments["messages"],
+        "tools": specs,
+        "template": template,
+        "add_generation_prompt": opening == "turn",
+        "continue_final": opening == "last",
+    }
 
 
 def read_template_options(body: ChatBody, model: ModelInfo) -> dict[str, Any]:
@@ -194,24 +242,51 @@ def read_messages(messages: Sequence[MessageBody]) -> list[Message]:
     return [_plain_message(one, f"messages[{place}]", names) for place, one in enumerate(messages)]
 
 
+def _opening(body: ChatBody) -> str:
+    """Where the answer begins, as the chat program takes it."""
+    if body.continue_final_message:
+        return "last"
+    return "none" if body.add_generation_prompt is False else "turn"
+
+
+def _check_opening(body: ChatBody) -> None:
+    if not body.continue_final_message:
+        return
+    field = "continue_final_message"
+    if body.add_generation_prompt:
+        raise BadRequest(f"{field}: contradicts add_generation_prompt", hint="send one of the two", field=field)
+    if (last := body.messages[-1]).role != "assistant" or last.tool_calls or last.function_call or not last.content:
+        message = f"{field}: the last message must be the assistant's, and say something, without calls"
+        raise BadRequest(message, field=field)
+
+
+_KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {"assistant": ("tool_calls", "function_call"), "tool": ("tool_call_id",)}
+
+
 def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> Message:
     """For a model: a role and a text, with an assistant's calls, and of a result the call."""
-    if message.role == "function":
-        raise BadRequest(
-            f"{place}.role: function messages are not supported",
-            hint="a result is a message of the role tool, with its tool_call_id",
-            field=f"{place}.role",
-        )
-    known = ("name", *{"assistant": ("tool_calls",), "tool": ("tool_call_id",)}.get(message.role, ()))
+    known = ("name", *_KNOWN_FIELDS.get(message.role, ()))
     for name in MORE_FIELDS:
         if name not in known and getattr(message, name) not in (None, []):
             raise BadRequest(f"{place}.{name}: not supported", hint="leave it out", field=f"{place}.{name}")
     calls = read_calls(message.tool_calls or (), place)
+    if message.function_call is not None:
+        if calls:
+            raise BadRequest(f"{place}.function_call: tool_calls are there as well", field=f"{place}.function_call")
+        calls = [read_call(f"function_{place}", message.function_call, f"{place}.function_call")]
+    known_ids: set[str] = set()
+    for number, call in enumerate(calls):
+        if call["id"] in known_ids:
+            field = f"{place}.tool_calls[{number}].id"
+            raise BadRequest(f"{field}: two calls have the id {call['id'][:130]!r}", field=field)
+        known_ids.add(call["id"])
     if message.content is None and not calls:
         raise BadRequest(f"{place}.content: is required", field=f"{place}.content")
     plain = {"role": _role(message), "content": _content(message) or ""}
     if message.role == "tool":
         return {**plain, **_of_call(message, place, names)}
+    if message.role == "function":
+        return {**plain, "role": "tool", **_of_function(message, place, names)}
     names |= {call["id"]: call["name"] for call in calls}
     return {**plain, "tool_calls": calls} if calls else plain
 
@@ -224,6 +299,16 @@ def _of_call(message: MessageBody, place: str, names: Mapping[str, str]) -> Mess
     if call_id not in names:
         raise BadRequest(f"{field}: no message before has a call with the id {call_id[:130]!r}", field=field)
     return {"tool_call_id": call_id, "name": names[call_id]}
+
+
+def _of_function(message: MessageBody, place: str, names: Mapping[str, str]) -> Message:
+    """Which call a result is of that names the function alone: the last one."""
+    found = [call_id for call_id, name in names.items() if name == message.name]
+    if not found:
+        field, name = f"{place}.name", message.name
+        problem = "is required" if name is None else f"no message before calls a function {name[:130]!r}"
+        raise BadRequest(f"{field}: {problem}", field=field)
+    return {"tool_call_id": found[-1], "name": message.name}
 
 
 def _whole_message(message: MessageBody) -> Message:
@@ -249,9 +334,10 @@ def _check_size(messages: Sequence[MessageBody]) -> None:
     check_number("messages", len(messages), MAX_MESSAGES, "messages")
     parts = sum(len(one.content) for one in messages if isinstance(one.content, list))
     check_number("messages", parts, MAX_PARTS, "parts of contents")
-    calls = [call for one in messages for call in one.tool_calls or ()]
+    calls = [call.function for one in messages for call in one.tool_calls or ()]
+    calls += [one.function_call for one in messages if one.function_call is not None]
     check_number("messages", len(calls), MAX_PARTS, "calls of tools")
-    marks = sum(call.function.arguments.count(mark) for call in calls for mark in ",[{")
+    marks = sum(call.arguments.count(mark) for call in calls for mark in ",[{")
     check_number("messages", marks, MAX_CALL_MARKS, "commas and brackets in the arguments of calls")
 
 

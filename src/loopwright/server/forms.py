@@ -50,19 +50,17 @@ class ChatForm:
 
     id_prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, asked: Generation) -> None:
+    def __init__(self, asked: Generation, *, is_legacy: bool = False) -> None:
         self._asked = asked
+        self._is_legacy = is_legacy  # its tools are functions, and a call is a function_call
 
     def choice(self, index: int, part: Part, end: Choice, prompt: PromptShown | None) -> Json:
         calls = [_whole_call(start, arguments) for _, start, arguments in _calls(part)]
         content = part.text or (None if calls else "")
-        message = {"role": "assistant", "content": content, "refusal": None, **_reasoning(part)}
-        return {
-            "index": index,
-            "message": {**message, "tool_calls": calls} if calls else message,
-            **self._behind(part),
-            **_end(end),
-        }
+        message: Json = {"role": "assistant", "content": content, "refusal": None, **_reasoning(part)}
+        if calls:
+            message |= {"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls}
+        return {"index": index, "message": message, **self._behind(part), **self._end(end)}
 
     def extras(self, prompt: PromptShown | None) -> Json:
         return _of_prompt(self._asked, prompt)
@@ -78,11 +76,17 @@ class ChatForm:
         if text := part.text:
             told["content"] = text
         if calls := _calls(part):
-            told["tool_calls"] = [_call_delta(*call) for call in calls]
+            deltas = [_call_delta(*call) for call in calls]
+            told |= {"function_call": deltas[0]["function"]} if self._is_legacy else {"tool_calls": deltas}
         return {**self._delta(index, told), **self._behind(part)}
 
     def end_delta(self, index: int, end: Choice) -> Json:
-        return {**self._delta(index, {}), **_end(end)}
+        return {**self._delta(index, {}), **self._end(end)}
+
+    def _end(self, end: Choice) -> Json:
+        told = _end(end)
+        is_call = self._is_legacy and told["finish_reason"] == "tool_calls"
+        return {**told, "finish_reason": "function_call"} if is_call else told
 
     def _delta(self, index: int, delta: Json) -> Json:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

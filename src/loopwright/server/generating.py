@@ -55,7 +55,7 @@ class Asked:
     of_program: Callable[[ProgramInfo], RunSpec]
     writer: Callable[[Answer], Writer]
     whole: Callable[[Answer, Sequence[Event]], object]
-    has_tools: bool = False
+    may_call: bool = False  # a tool of the client's
 
 
 class Generating:
@@ -94,7 +94,8 @@ class Generating:
             model.fingerprint,
             asked.names,
             name.startswith(PROGRAM_PREFIX),
-            model.tool_format if asked.has_tools else "",
+            model.tool_format if asked.may_call else "",
+            asked.generation.constraint is not None,
         )
 
     async def find_spec(self, request: Request, asked: Asked) -> tuple[RunSpec, ModelInfo]:

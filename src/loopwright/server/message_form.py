@@ -34,8 +34,8 @@ class MessageForm:
         self._answer = answer
         self._frame = b""  # what stands before the text of a delta of the open block
 
-    def begin(self) -> bytes:
-        start = self._message([], None, _usage(Usage()))
+    def begin(self, num_prompt_tokens: int | None) -> bytes:
+        start = self._message([], None, _usage(Usage(prompt_tokens=num_prompt_tokens or 0)))
         return _event("message_start", message=start) + _event("ping")
 
     def opened(self, block: Block) -> bytes:

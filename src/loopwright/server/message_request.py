@@ -15,7 +15,7 @@ from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
-from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
+from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat, tell_begin
 from loopwright.server.generation import NonEmpty, refuse
 from loopwright.server.json_text import encode_json
 from loopwright.server.message_parameters import MESSAGE_ASKS_NOTHING, MESSAGE_REFUSED
@@ -164,8 +164,7 @@ def read_messages_request(body: PromptBody) -> MessagesRequest:
     check_number("messages", len(body.messages), MAX_MESSAGES, "messages")
     check_number("tools", len(body.tools or ()), MAX_TOOLS, "tools")
     if body.messages[-1].role == "assistant":
-        field = f"messages[{len(body.messages) - 1}].role"
-        raise BadRequest(f"{field}: an answer that is begun already is not supported; end with user", field=field)
+        _check_prefill(body)
     messages, names = _as_chat_messages(body)
     names |= {f"tools[{number}].function.parameters": f"tools[{number}].input_schema" for number in _places(body)}
     names |= {f"tools[{number}].function": f"tools[{number}]" for number in _places(body)}
@@ -181,6 +180,28 @@ def read_messages_request(body: PromptBody) -> MessagesRequest:
     return MessagesRequest(chat, _max_thoughts(body), by_own_fields)
 
 
+def _check_prefill(body: PromptBody) -> None:
+    """Raises BadRequest for a last message of the assistant that cannot be gone on with, as Anthropic's API does."""
+    field = f"messages[{len(body.messages) - 1}]"
+    content = body.messages[-1].content
+    blocks = [] if isinstance(content, str) else [block for block in content if not isinstance(block, ThinkingBlock)]
+    problem = None
+    if isinstance(body.thinking, EnabledThinking):
+        problem = "a message that is begun already leaves no place for thinking"
+    elif body.output_config is not None and body.output_config.format is not None:
+        problem = "a message that is begun already cannot be held to output_config.format"
+    elif any(isinstance(block, ToolUseBlock) for block in blocks):
+        problem = "tool_use needs a tool_result in a message of the user behind it"
+    else:
+        text = content if isinstance(content, str) else "".join([getattr(block, "text", "") for block in blocks])
+        if text != text.rstrip():
+            problem = "what the answer goes on with cannot end with white space"
+        elif not text:
+            problem = "there is nothing that the answer could go on with"
+    if problem is not None:
+        raise BadRequest(f"{field}.content: {problem}", field=f"{field}.content")
+
+
 def message_spec(request: MessagesRequest, model: ModelInfo) -> RunSpec:
     """The run of the built-in chat program that answers the request. Raises BadRequest for thoughts of a model that has
     none."""
@@ -190,6 +211,8 @@ def message_spec(request: MessagesRequest, model: ModelInfo) -> RunSpec:
     elif num_tokens:
         message = f"thinking: the template of {model.name} has no tags for thoughts"
         raise BadRequest(message, hint="leave thinking out", field="thinking")
+    if request.chat.generation.is_streamed:
+        tell_begin(request.chat, spec)
     return spec
 
 
@@ -217,6 +240,7 @@ def _max_thoughts(body: PromptBody) -> int | None:
 
 
 _NAMES: Names = {
+    "continue_final_message": "messages",
     "stop": "stop_sequences",
     "tool_choice.function": "tool_choice",
     "response_format.json_schema": "output_config.format",
@@ -239,6 +263,7 @@ def _as_chat(body: PromptBody, messages: list[Json]) -> Json:
         "messages": messages,
         "max_completion_tokens": getattr(body, "max_tokens", None),
         "stop": getattr(body, "stop_sequences", None),
+        "continue_final_message": True if body.messages[-1].role == "assistant" else None,
         "response_format": _chat_format(output),
         "reasoning_effort": output.effort,
         "tools": None if body.tools is None else [_chat_tool(body.tools[at], f"tools[{at}]") for at in _places(body)],

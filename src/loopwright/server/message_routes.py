@@ -56,7 +56,7 @@ class MessageRoutes:
                 lambda program: message_of_program(asked, program),
                 lambda answer: BlockStream(answer, MessageForm(answer)),
                 lambda answer, events: whole_message(answer, MessageForm(answer), events),
-                has_tools=chat.tools is not None,
+                may_call=chat.may_call,
             ),
         )
 

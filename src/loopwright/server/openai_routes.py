@@ -50,14 +50,18 @@ class OpenAIRoutes:
         body = await read_body(request, ChatBody)
         chat = await off_loop(request, lambda: read_chat(body))
         generation = chat.generation
+
+        def form() -> ChatForm:
+            return ChatForm(generation, is_legacy=chat.is_legacy)
+
         asked = Asked(
             generation,
             field_names(generation, "messages", chat.tools),
             lambda model: chat_spec(chat, model),
             lambda program: chat_of_program(chat, program),
-            lambda answer: _chunk_stream(answer, ChatForm(generation), generation),
-            lambda answer, events: whole_answer(answer, ChatForm(generation), events),
-            has_tools=chat.tools is not None,
+            lambda answer: _chunk_stream(answer, form(), generation),
+            lambda answer, events: whole_answer(answer, form(), events),
+            may_call=chat.may_call,
         )
         return await self._generating.answer(request, asked)
 

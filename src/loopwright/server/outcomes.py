@@ -54,6 +54,12 @@ class PromptShown(msgspec.Struct, frozen=True, tag_field="type", tag="prompt"):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+class Begun(msgspec.Struct, frozen=True, tag_field="type", tag="begun"):
+    """What a built-in program emits of its prompt before it runs, if asked."""
+
+    prompt_tokens: int
+
+
 class CallTold(msgspec.Struct, frozen=True, tag_field="type", tag="tool_call"):
     """A call of one of the client's tools that a deployed program emits."""
 

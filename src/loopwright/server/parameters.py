@@ -33,9 +33,15 @@ HONOURED: Mapping[str, str] = {
     "tools": "functions that the model may call, up to 256; its calls are held to their names, and to their schemas",
     "tool_choice": "`none`, `auto`, `required` (a turn is calls alone, at least one), a function, or `allowed_tools`",
     "parallel_tool_calls": "false ends the turn with its first call",
+    "functions": "the older name of `tools`; a call is told as `function_call`, one a turn, and its result a "
+    "message of the role function with its name",
+    "function_call": "the older name of `tool_choice`: `none`, `auto` or a function",
     "reasoning_effort": "where the model's chat template reads it; `none` also where that reads `enable_thinking`",
     "enable_thinking": "where the chat template reads it: whether the model thinks before it answers",
     "chat_template_kwargs": "what else the chat template reads; a name that it does not read is refused",
+    "continue_final_message": "the answer goes on with what the last message says, which is the assistant's, and has "
+    "only what is new; no thoughts are told apart, and a constraint is of what is new",
+    "add_generation_prompt": "false: the prompt ends where the messages do, and the model opens the next turn itself",
     "top_k": "0 is off",
     "min_p": "0 is off",
     "repetition_penalty": "1 is off; counts the prompt too",
@@ -62,8 +68,6 @@ INERT: Mapping[str, str] = {
 }
 
 REFUSED: Mapping[str, str] = {
-    "functions": "the older name of tools",
-    "function_call": "other than none and auto",
     "modalities": "other than text",
     "audio": "text only",
     "moderation": "no moderation",

@@ -55,12 +55,12 @@ Piece: TypeAlias = Words | Thoughts | CallStart | CallArguments | CallEnd
 
 
 class AnswerReader:
-    """The choices of one run. `tool_format` is how the model writes calls, "" if it was given no tools; `run_id` makes
-    the ids of calls."""
+    """The choices of one run. `tool_format` is how the model writes calls, "" if it may make none; `run_id` makes the
+    ids of calls. `is_answer_held`: what is no call is held to a form of its own."""
 
-    def __init__(self, run_id: str, tool_format: str = "") -> None:
+    def __init__(self, run_id: str, tool_format: str = "", *, is_answer_held: bool = False) -> None:
         self._run_id = run_id
-        self._format = tool_format
+        self._format, self._is_answer_held = tool_format, is_answer_held
         self._choices: dict[int, _ChoiceReader] = {}
 
     @property
@@ -91,7 +91,9 @@ class AnswerReader:
 
     def _choice(self, index: int) -> "_ChoiceReader":
         if index not in self._choices:
-            reader = reader_of(self._format) if self._format else None
+            reader = None
+            if self._format:
+                reader = reader_of(self._format, is_answer_held=self._is_answer_held)
             self._choices[index] = _ChoiceReader(reader, f"call_{self._run_id}_{index}_")
         return self._choices[index]
 

@@ -37,7 +37,7 @@ class ResponseForm:
         self._num_events = 0
         self._frame = b""  # what stands before the number and the text of a delta of the open block
 
-    def begin(self) -> bytes:
+    def begin(self, num_prompt_tokens: int | None) -> bytes:
         response = self.response("in_progress", ())
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response

@@ -58,7 +58,7 @@ class ResponseMaking:
             lambda program: response_of_program(request, program),
             lambda answer: BlockStream(answer, self.form(tenant, answer, request)),
             lambda answer, events: whole_message(answer, self.form(tenant, answer, request), events),
-            has_tools=chat.tools is not None,
+            may_call=chat.may_call,
         )
 
     def form(self, tenant: TenantId, answer: Answer, request: ResponseRequest, after: int = -1) -> ResponseForm:

@@ -15,7 +15,7 @@ from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.runs import ProgramInfo, RunSpec
 from loopwright.server.body import convert_part
-from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat
+from loopwright.server.chat_request import ChatBody, ChatRequest, chat_of_program, chat_spec, read_chat, tell_begin
 from loopwright.server.generation import NonEmpty, SamplingBody, Top, refuse
 from loopwright.server.prompt_limits import MAX_MESSAGES, check_number
 from loopwright.server.renaming import renamed
@@ -179,6 +179,8 @@ def response_spec(request: ResponseRequest, model: ModelInfo) -> RunSpec:
     spec = chat_spec(request.chat, model, is_cut=is_cut)
     if is_cut:
         spec.arguments["options"]["drops_messages"] = True
+    if request.body.stream or request.body.background:
+        tell_begin(request.chat, spec)
     return spec
 
 

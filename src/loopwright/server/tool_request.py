@@ -51,6 +51,7 @@ class ChosenTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | ChosenTools
+FunctionChoice: TypeAlias = Literal["none", "auto"] | FunctionName
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +125,20 @@ def read_tools(tools: Sequence[ToolBody] | None, choice: ToolChoice | None, para
     return chosen_tools(asked, choice, parallel)
 
 
+def read_functions(functions: Sequence[FunctionBody] | None, choice: FunctionChoice | None) -> AskedTools | None:
+    """Tools by their older name, of which a turn calls one. None without functions. Raises BadRequest."""
+    if not functions:
+        if isinstance(choice, FunctionName):
+            raise BadRequest("function_call: only allowed with functions", field="function_call")
+        return None
+    fields = [f"functions[{place}]" for place, _ in enumerate(functions)]
+    asked = tuple(asked_tool(one, at, f"{at}.parameters") for one, at in zip(functions, fields, strict=True))
+    if not isinstance(choice, FunctionName):
+        return chosen_tools(asked, choice, parallel=False)
+    _known(choice.name, [one.name for one in asked], "function_call.name")
+    return chosen_tools(asked, NamedTool(choice), parallel=False)
+
+
 def asked_tool(function: FunctionBody, field: str, schema_field: str) -> AskedTool:
     """A function whose name and schema stand in the request at these fields."""
     schema = dict(function.parameters or {})
@@ -159,12 +174,15 @@ def chosen_tools(tools: tuple[AskedTool, ...], choice: ToolChoice | None, parall
 
 def read_calls(calls: Sequence[CallBody], place: str) -> list[dict[str, Any]]:
     """The calls of a message as a context takes them. Raises BadRequest for arguments that are no JSON object."""
-    found: list[dict[str, Any]] = []
-    for number, call in enumerate(calls):
-        field = f"{place}.tool_calls[{number}].function.arguments"
-        arguments = parse_object(call.function.arguments or "{}", field)
-        found.append({"id": call.id, "name": call.function.name, "arguments": arguments})
-    return found
+    return [
+        read_call(call.id, call.function, f"{place}.tool_calls[{number}].function") for number, call in enumerate(calls)
+    ]
+
+
+def read_call(call_id: str, called: CalledFunction, field: str) -> dict[str, Any]:
+    """One of them, whose function stands at that field."""
+    arguments = parse_object(called.arguments or "{}", f"{field}.arguments")
+    return {"id": call_id, "name": called.name, "arguments": arguments}
 
 
 def _known(name: str, names: Sequence[str], field: str) -> str:

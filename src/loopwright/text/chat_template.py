@@ -8,7 +8,8 @@ control token in its own text is signed with a secret that no message can know. 
 a control id, and everything else is encoded as plain text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest
@@ -17,13 +18,15 @@ from loopwright.text.tokenizer import Before, Tokenizer
 from loopwright.text.tool_prompts import (
     Message,
     Tool,
-    ToolFormat,
     functions,
     told_calls,
     told_in_messages,
     tool_format,
     written_calls,
 )
+
+if TYPE_CHECKING:
+    from loopwright.core.calls import ToolFormat
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -64,7 +67,30 @@ class ChatTemplate:
         """The ids of a whole chat, with exactly one BOS where the model has one. Raises BadRequest that names the
         message or the option at fault, or says why the template refuses the chat."""
         _check(messages)
-        ids = self._encode(self._write(messages, add_generation_prompt, tools, options), follows="nothing")
+        return self._from_start(self._sandbox.pieces(self._write(messages, add_generation_prompt, tools, options)))
+
+    def render_open(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), options: Mapping[str, object] = NO_OPTIONS
+    ) -> list[int]:
+        """The ids of a chat up to the content of its last message, an assistant's, whose end is not written."""
+        _check(messages)
+        field = f"messages[{len(messages) - 1}]"
+        if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+            raise BadRequest(f"{field}: only a message of the assistant without calls can be gone on with", field=field)
+        place = self._sandbox.secret + _PLACE
+        rendered = self._write([*messages[:-1], {**messages[-1], "content": place}], False, tools, options)
+        before, found, _ = rendered.rpartition(place)
+        if not found:
+            raise BadRequest(f"{field}: the model's chat template does not write what it says", field=field)
+        pieces = [(text, control_id) for text, control_id in self._sandbox.pieces(before) if text]
+        said = str(messages[-1]["content"])
+        if pieces and pieces[-1][1] is None:
+            said = pieces.pop()[0] + said
+        return self._from_start([*pieces, (said, None)])
+
+    def _from_start(self, pieces: Iterable[tuple[str, int | None]]) -> list[int]:
+        """The ids of a context that begins so."""
+        ids = self._tokenizer.encode_pieces(list(pieces), "nothing")
         bos_id = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)

@@ -45,6 +45,10 @@ class StopMatcher:
         any stop. 0 after a match."""
         return 0 if self._match else self._automaton.depths[self._state]
 
+    def finish(self) -> StopMatch | None:
+        """Nothing that was held back can be a whole stop."""
+        return self._match
+
     def push(self, token_bytes: bytes) -> StopMatch | None:
         """Reads the next bytes and returns the match, once there is one. What comes after a match is not read."""
         if self._match:

@@ -7,6 +7,7 @@ complete, and the longest end of the text that is a proper prefix of a stop.
 import codecs
 from collections.abc import Iterable, Sequence
 
+from loopwright.text.call_stops import StopFinder
 from loopwright.text.stop import StopMatch, StopMatcher
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
@@ -18,9 +19,9 @@ class TextStream:
     every byte before the first stop (or all, without one) decoded as UTF-8, where each maximal invalid part is U+FFFD,
     and a character cut off by the end is dropped. How the bytes were split into tokens makes no difference."""
 
-    def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str] = ()) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str] | StopFinder = ()) -> None:
         self._token_bytes = token_bytes
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops) if isinstance(stops, Sequence) else stops
         self._decoder = _new_decoder(errors="replace")
         self._held = b""  # may be the start of a stop
         self._num_released = 0  # bytes given to the decoder
@@ -49,7 +50,10 @@ class TextStream:
 
     def finish(self) -> str:
         """The text that was held in case it became a stop. No token may follow."""
-        return "" if self._match else self._release(self._held, len(self._held))
+        if self._match:
+            return ""
+        self._match = self._matcher.finish()
+        return self._release(self._held, self._match.start - self._num_released if self._match else len(self._held))
 
     def _release(self, held: bytes, num_bytes: int) -> str:
         self._held = held[num_bytes:]

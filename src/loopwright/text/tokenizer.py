@@ -30,6 +30,10 @@ TURN_MARKS = frozenset(
 """Tokens that are control tokens whatever kind the model's file gives them: who can write one can end a turn."""
 
 
+CALL_MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+"""Tokens that begin and divide calls of tools, where they are control tokens: they stand in the text of a turn that may
+call, so that it can be read, and nowhere else."""
+
 _SHORT_CHARS = 8192
 
 
@@ -75,6 +79,21 @@ class Tokenizer:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         return frozenset(self.controls.values())
+
+    @cached_property
+    def call_marks(self) -> Mapping[str, int]:
+        """Those of CALL_MARKS that are control tokens of this model."""
+        return {text: self.controls[text] for text in CALL_MARKS if text in self.controls}
+
+    @cached_property
+    def bytes_with_marks(self) -> tuple[bytes, ...]:
+        """`token_bytes`, with those of its `call_marks`."""
+        written = {token_id: text.encode() for text, token_id in self.call_marks.items()}
+        return (
+            tuple(written.get(one, added) for one, added in enumerate(self.token_bytes))
+            if written
+            else self.token_bytes
+        )
 
     def encode(self, text: str, follows: Before = "text") -> list[int]:
         """The ids of plain text: a control token written in it is text like any other. Adds no BOS.

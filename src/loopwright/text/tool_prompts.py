@@ -7,12 +7,15 @@ Called by ChatTemplate, and by the runtime, which tells programs the format.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "mistral", "pythonic"]
-"""hermes: <tool_call> and </tool_call> around {"name", "arguments"}. smollm2: the same around a list of such.
-llama3_json: a turn that is {"name", "parameters"} and nothing else, or several with "; " between them. mistral: a turn
-that is a list of {"name", "arguments"}, behind a control token. pythonic: a turn that is [name(argument=value), …]."""
+from loopwright.core.calls import ToolFormat
+
+# The formats. hermes: <tool_call> and </tool_call> around {"name", "arguments"}. smollm2: the same around a list.
+# llama3_json: a turn that is {"name", "parameters"} and nothing else, or several with "; " between them. gemma: that,
+# or it in a fence of JSON, or Python in a fence of tool_code. mistral: a turn that is a list of {"name", "arguments"}
+# behind [TOOL_CALLS]. mistral_args: [TOOL_CALLS], a name, [ARGS], an object. pythonic: a turn that is a list of calls
+# as name(argument=value).
 
 Message: TypeAlias = Mapping[str, object]
 """At least `role` and `content`, a string; `tool_calls`, if any; what else a template may use is passed on."""
@@ -29,6 +32,8 @@ _HOW_TO_CALL = {
     "smollm2": "To call some, write <tool_call>, a list of "
     '{"name": its name, "arguments": an object}, and </tool_call>.',
     "llama3_json": 'To call one, answer with {"name": its name, "parameters": an object} and nothing else.',
+    "gemma": 'To call one, answer with {"name": its name, "parameters": an object} and nothing else.',
+    "mistral_args": "To call one, write [TOOL_CALLS], its name, [ARGS], and an object of arguments.",
     "mistral": 'To call some, answer with a list of {"name": its name, "arguments": an object} and nothing else.',
     "pythonic": "To call some, answer with [name(argument=value, …), …] and nothing else.",
 }
@@ -41,11 +46,12 @@ def tool_format(template: str) -> ToolFormat:
 
 _TELLING: tuple[tuple[str, ToolFormat], ...] = (
     ("<tool_call>", "hermes"),
+    ("[ARGS]", "mistral_args"),
     ("[TOOL_CALLS]", "mistral"),
     ("func_name1(", "pythonic"),
     ("<|header_start|>", "pythonic"),  # Llama 4
     ("<|start_header_id|>", "llama3_json"),
-    ("<start_of_turn>", "llama3_json"),  # Gemma
+    ("<start_of_turn>", "gemma"),
     ("named SmolLM", "smollm2"),
 )
 """What a template has that tells the format: the first that is there counts."""
@@ -58,7 +64,7 @@ def functions(tools: Sequence[Tool]) -> list[dict[str, object]]:
 
 def told_calls(messages: Sequence[Message], format: ToolFormat) -> list[Message]:
     """The calls in messages as templates expect them: the form of OpenAI's requests, but arguments as objects."""
-    named = _short_id if format == "mistral" else str
+    named = _short_id if format in ("mistral", "mistral_args") else str
     found: list[Message] = []
     for one in messages:
         if calls := _calls(one):
@@ -97,12 +103,12 @@ def _short_id(call_id: str) -> str:
     return call_id if is_short else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
-def _json(**fields: object) -> str:
-    return json.dumps(fields, ensure_ascii=False)
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _jsons(calls: Sequence[Call], key: str) -> list[str]:
-    return [_json(**{"name": call["name"], key: call["arguments"]}) for call in calls]
+    return [_json({"name": call["name"], key: call["arguments"]}) for call in calls]
 
 
 def _pythonic(call: Call) -> str:
@@ -115,6 +121,10 @@ _WRITTEN: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "hermes": lambda calls: "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in _jsons(calls, "arguments")),
     "smollm2": lambda calls: f"<tool_call>[{', '.join(_jsons(calls, 'arguments'))}]</tool_call>",
     "llama3_json": lambda calls: "; ".join(_jsons(calls, "parameters")),
+    "gemma": lambda calls: "; ".join(_jsons(calls, "parameters")),
+    "mistral_args": lambda calls: "".join(
+        f"[TOOL_CALLS]{call['name']}[ARGS]{_json(call['arguments'])}" for call in calls
+    ),
     "mistral": lambda calls: f"[{', '.join(_jsons(calls, 'arguments'))}]",
     "pythonic": lambda calls: f"[{', '.join(map(_pythonic, calls))}]",
 }

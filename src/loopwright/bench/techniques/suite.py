@@ -33,6 +33,7 @@ SIDES: tuple[Side, Side] = ("program", "client")
 PEER = "client"
 HOST = "127.0.0.1"
 
+
 FORWARDS = Metric("forwards", "forwards/request", lower_is_better=True)
 PREFILL_TOKENS = Metric("prefill_tokens", "tokens/request", lower_is_better=True)
 DECODE_TOKENS = Metric("decode_tokens", "tokens/request", lower_is_better=True)
@@ -51,7 +52,7 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
     if options.num_requests is not None:
         chosen = [replace(case, num_requests=options.num_requests) for case in chosen]
     async with open_system(options.model, prefix_cache=True) as system, driving(system, chosen) as driver:
-        rows = [row for case in chosen for row in await measure_case(driver, case, options.num_rounds)]
+        rows = [row for case in chosen for row in await _told(driver, case, options.num_rounds)]
     return Measured(rows=tuple(rows), workload={})
 
 
@@ -130,6 +131,17 @@ async def serving(system: System, cases: Sequence[Case]) -> AsyncIterator[str]:
 async def _serve(system: System, port: "asyncio.Future[int]") -> None:
     if await serve(create_app(system.runs, host=HOST), HOST, 0, port.set_result) is not None:
         raise KeyboardInterrupt
+
+
+async def _told(driver: Driver, case: Case, num_rounds: int) -> list[Row]:
+    """The rows of a technique, and a line of it at once: the paper's scale takes long, and a later one may fail."""
+    rows = await measure_case(driver, case, num_rounds)
+    by_metric = {row.metric: row for row in rows}
+    ratio, round_s = by_metric[REQUESTS_PER_S.name].ratio, by_metric[ROUND_S.name]
+    told = f"{ratio:.2f} of the client's requests/s" if ratio is not None else "no ratio"
+    both = f"{round_s.value:.1f} s a round, the client {round_s.peer_value:.1f}"
+    print(f"{case.technique} ({case.num_requests} at once): {told}; {both}", file=sys.stderr, flush=True)
+    return rows
 
 
 async def measure_case(driver: Driver, case: Case, num_rounds: int) -> list[Row]:

@@ -24,7 +24,7 @@ _FP8_CAPABILITY = (8, 9)  # from which on Triton has e4m3
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """What computes on `device`. `attention` is as DeviceParts takes it; `reason` is for people."""
+    """What computes on `device`. `attention` and the last are as DeviceParts takes them; `reason` is for people."""
 
     device: torch.device
     dtype: torch.dtype
@@ -33,6 +33,7 @@ class DeviceChoice:
     reason: str
     fewer_bits: WeightDtype | None = None  # how matrices are kept, if not in `dtype`
     num_ranks: int = 1  # that share the model
+    is_deterministic: bool = False
 
     @property
     def weights(self) -> WeightDtype:
@@ -45,51 +46,72 @@ def choose_device(
     *, is_deterministic: bool = False,
 ) -> DeviceChoice | None:  # fmt: skip
     """None is the CPU. Raises Unavailable when what was asked for by name cannot be had."""
-    if device == "cpu" or (device == "auto" and is_deterministic):
+    if device == "cpu":
         return None
-    why = _why_not(config, dtype)
+    why = _why_not(dtype) or misfit(config) or (_why_not_deterministic(dtype, attention) if is_deterministic else None)
     if why is not None:
         if device == "auto":
             return None
-        raise Unavailable(f"engine.device: 'cuda' cannot run this model: {why}", field="engine.device")
-    if is_deterministic:
-        raise Unavailable(
-            "engine.deterministic: on a GPU a row's bits depend on its batch, since matrix products take other kernels "
-            "for other sizes",
-            hint="engine.device = 'cpu' is deterministic",
-            field="engine.deterministic",
-        )
+        field, because = why if isinstance(why, tuple) else ("engine.device", f"'cuda' cannot run this model: {why}")
+        raise Unavailable(f"{field}: {because}", field=field)
     kept = torch.float32 if dtype == "float32" else torch.bfloat16
-    has_kernels = importlib.util.find_spec("triton") is not None
-    chosen, note = _attention(attention, kept)
-    name = torch.cuda.get_device_name()
-    kernels = "" if has_kernels else "; no Triton here, so small operations are torch's"
-    fewer: WeightDtype | None = dtype if dtype in FEWER_BITS else None
-    weights = f"{str(kept)[6:]}, weights in {judged(fewer)}" if fewer else str(kept)[6:]
+    chosen, reason = _described(dtype, attention, is_deterministic=is_deterministic)
     return DeviceChoice(
-        torch.device("cuda"), kept, chosen, has_kernels, f"{name}, {weights}, attention by {note}{kernels}", fewer
-    )
+        torch.device("cuda"), kept, chosen, _has_triton(), reason, dtype if dtype in FEWER_BITS else None,
+        is_deterministic=is_deterministic,
+    )  # fmt: skip
 
 
-def describe_gpu(attention: AttentionName = "auto") -> str | None:
-    """The GPU that torch sees and what prompts would attend with, for people; None where it sees none. Raises
-    Unavailable for an attention that cannot be had."""
+def describe_gpu(
+    dtype: WeightDtype = "auto", attention: AttentionName = "auto", *, is_deterministic: bool = False
+) -> str | None:
+    """The GPU that torch sees and what a model would be computed with, for people; None where it sees none. Raises
+    Unavailable for what cannot be had."""
     if not torch.cuda.is_available():
         return None
-    return f"{torch.cuda.get_device_name()}, attention by {_attention(attention, torch.bfloat16)[1]}"
+    why = _why_not(dtype) or (_why_not_deterministic(dtype, attention) if is_deterministic else None)
+    if why is not None:
+        raise Unavailable(why if isinstance(why, str) else f"{why[0]}: {why[1]}")
+    return _described(dtype, attention, is_deterministic=is_deterministic)[1]
 
 
-def _why_not(config: ModelConfig, dtype: WeightDtype) -> str | None:
+def _described(dtype: WeightDtype, attention: AttentionName, *, is_deterministic: bool) -> tuple[str, str]:
+    """What prompts attend with, and how the whole is told of."""
+    kept = torch.float32 if dtype == "float32" else torch.bfloat16
+    chosen, note = ("triton", "Triton") if is_deterministic else _attention(attention, kept)
+    weights = f", weights in {judged(dtype)}" if dtype in FEWER_BITS else ""
+    kernels = "" if _has_triton() else "; no Triton here, so small operations are torch's"
+    deterministic = "; deterministic" if is_deterministic else ""
+    name = torch.cuda.get_device_name()
+    return chosen, f"{name}, {str(kept)[6:]}{weights}, attention by {note}{kernels}{deterministic}"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _why_not(dtype: WeightDtype) -> str | None:
+    """Why no GPU computes with such weights."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device"
     if dtype == "stored":
         return f"engine.dtype 'stored' is for the CPU; on a GPU are bfloat16, float32, {', '.join(FEWER_BITS)}"
-    if dtype in FEWER_BITS:
-        if importlib.util.find_spec("triton") is None:
-            return f"engine.dtype {dtype!r} needs Triton, which is not installed"
-        if dtype == "fp8" and torch.cuda.get_device_capability() < _FP8_CAPABILITY:
-            return f"engine.dtype 'fp8' needs compute capability 8.9; {torch.cuda.get_device_name()} has less"
-    return misfit(config)
+    if dtype in FEWER_BITS and not _has_triton():
+        return f"engine.dtype {dtype!r} needs Triton, which is not installed"
+    if dtype == "fp8" and torch.cuda.get_device_capability() < _FP8_CAPABILITY:
+        return f"engine.dtype 'fp8' needs compute capability 8.9; {torch.cuda.get_device_name()} has less"
+    return None
+
+
+def _why_not_deterministic(dtype: WeightDtype, attention: AttentionName) -> tuple[str, str] | None:
+    """The setting, and why a GPU cannot be deterministic with it."""
+    if not _has_triton():
+        return "engine.deterministic", "on a GPU it needs Triton, which is not installed"
+    if dtype == "float32":
+        return "engine.deterministic", "on a GPU it is for bfloat16 and fewer bits; engine.dtype is 'float32'"
+    if attention != "auto":
+        return "engine.deterministic", f"on a GPU attention is Triton's then; engine.attention is {attention!r}"
+    return None
 
 
 def _attention(wanted: AttentionName, dtype: torch.dtype) -> tuple[str, str]:

@@ -18,7 +18,6 @@ from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.matrices import KindOf, Matrix
 from loopwright.engine.cuda.operations import Operations, Rotation
-from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
 from loopwright.engine.transfer import to_device
 
@@ -147,7 +146,8 @@ class DeviceDecoder:
         return self._logits(normalized[:num_rows]), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self._final_norm.float(), self._config.norm_epsilon)
+        """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
+        return self._operations.add_norm(None, hidden.contiguous(), self._final_norm, self._config.norm_epsilon).float()
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
@@ -178,10 +178,13 @@ class DeviceDecoder:
         assert layer.query_norm is not None
         assert layer.key_norm is not None
         num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
-        query, key, value = qkv.float().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        query = rms_norm(query, layer.query_norm.float(), self._config.norm_epsilon)
-        key = rms_norm(key, layer.key_norm.float(), self._config.norm_epsilon)
-        return torch.cat([query, key, value.float()], dim=1).to(qkv.dtype)
+        query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        return torch.cat([self._norm_each(query, layer.query_norm), self._norm_each(key, layer.key_norm), value], dim=1)
+
+    def _norm_each(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """[num_tokens, num_heads, head_dim] → the same."""
+        rows = heads.float().reshape(-1, heads.shape[-1])
+        return self._operations.add_norm(None, rows, weight, self._config.norm_epsilon).view(heads.shape)
 
     def _project_onto(self, residual: Tensor, vectors: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor | None:
         """As Operations.project_onto, of all ranks."""

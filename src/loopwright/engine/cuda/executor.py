@@ -33,7 +33,7 @@ class DeviceExecutor:
     """Implements core.executor.Executor; what it is made of is `choice`."""
 
     dtype: WeightDtype
-    exactness: Exactness = "fast"
+    exactness: Exactness
 
     def __init__(
         self, model: LoadedModel, choice: DeviceChoice, *, num_blocks: int, num_slots: int, max_rows: int,
@@ -56,6 +56,7 @@ class DeviceExecutor:
         self.config = model.config
         self.quantization = model.quantization
         self.dtype = choice.weights
+        self.exactness = "deterministic" if choice.is_deterministic else "fast"
         self.computed_by = choice.reason + (f"; {group.num_ranks} GPUs share it" if group else "")
         self.lost = group.lost if group else None
         self.step_weight_bytes = runner.step_weight_bytes
@@ -113,7 +114,7 @@ def device_runner(
     with torch.inference_mode():
         parts = DeviceParts.make(
             model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
-            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights),
+            has_kernels=choice.has_kernels, kind_of=kinds(choice.weights), is_deterministic=choice.is_deterministic,
         )  # fmt: skip
         return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
 

@@ -3,16 +3,18 @@
 Equal to TorchOperations up to rounding. Imported only where there is Triton, which comes with torch's CUDA builds.
 """
 
+from collections.abc import Collection
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import draw_kernels, product_kernels
+from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
-from loopwright.engine.cuda.matrices import Matrix
+from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Rotation
 from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
@@ -27,6 +29,11 @@ class TritonOperations:
     """Implements Operations on a CUDA device."""
 
     can_be_captured = True
+
+    def __init__(self, alike: Collection[MatrixKind] | None = None) -> None:
+        """With `alike` no row's bits depend on the others: all products are cut in one way, but those of the kinds in
+        it in two that give equal bits."""
+        self._alike = alike
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         num_tokens, num_pairs = len(positions), len(rope.frequencies)
@@ -65,7 +72,7 @@ class TritonOperations:
         return product_kernels.product(vectors, matrix, bias, tiling)
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
-        tiling = self._tiling(vectors, head) if head.kind != "plain" else None
+        tiling = self._tiling(vectors, head) if head.kind != "plain" or self._alike is not None else None
         if tiling is not None:
             return product_kernels.product(vectors, head, None, tiling, torch.float32)
         weights = _all_weights(head, vectors.dtype)
@@ -91,11 +98,16 @@ class TritonOperations:
         return out
 
     def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
+        if self._alike is not None:
+            assert vectors.dtype == torch.bfloat16, vectors.dtype
+            return product_kernels.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
         if vectors.dtype != torch.bfloat16:
             return None
         return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+        if self._alike is not None:
+            return token_kernels.attend_singles(query, kv, table, lens)
         return attend_paged(query, kv, table, lens)
 
     def begin(

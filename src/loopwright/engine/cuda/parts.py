@@ -3,6 +3,7 @@
 Called by the executor. What cannot be had is refused with the numbers.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from loopwright.core.errors import Unavailable
 from loopwright.engine.cuda.attention import PagedAttention, SdpaAttention
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.decoder import DeviceDecoder
-from loopwright.engine.cuda.matrices import KindOf, kinds
+from loopwright.engine.cuda.matrices import KindOf, MatrixKind, kinds
 from loopwright.engine.cuda.operations import Operations, TorchOperations
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 
@@ -28,28 +29,42 @@ class DeviceParts:
     @classmethod
     def make(
         cls, model: LoadedModel, *, num_blocks: int, device: torch.device, dtype: torch.dtype, attention: str = "sdpa",
-        has_kernels: bool = False, kind_of: KindOf | None = None,
+        has_kernels: bool = False, kind_of: KindOf | None = None, is_deterministic: bool = False,
     ) -> "DeviceParts":  # fmt: skip
-        """`attention` is "sdpa" or "flashinfer"; `has_kernels` takes Triton's operations instead of torch's. `kind_of`
-        says how each matrix is kept, None as `dtype` is."""
+        """`attention` is "sdpa", "flashinfer" or "triton"; `has_kernels` takes Triton's operations instead of torch's.
+        `kind_of` says how each matrix is kept, None as `dtype` is. With `is_deterministic` no row's bits depend on the
+        others, which needs kernels, bfloat16 and "triton"."""
+        kind_of = kind_of or kinds("auto")
+        assert not is_deterministic or (has_kernels and attention == "triton" and dtype == torch.bfloat16)
         cache = DeviceKvCache(model.config, num_blocks, device, dtype)
-        operations = _triton_operations() if has_kernels else TorchOperations()
+        operations: Operations = TorchOperations()
+        if has_kernels:
+            operations = _triton_operations(
+                {kind_of("head"), kind_of("layers.0.down")} if is_deterministic else None, device
+            )
         backend = _attention(attention, cache, model.config)
-        decoder = DeviceDecoder(model, cache, backend, operations, dtype, kind_of or kinds("auto"))
+        decoder = DeviceDecoder(model, cache, backend, operations, dtype, kind_of)
         return cls(cache, operations, backend, decoder)
 
 
-def _triton_operations() -> Operations:
-    from loopwright.engine.cuda.kernels import TritonOperations  # noqa: PLC0415 (there may be no Triton)
+def _triton_operations(kinds_in_use: Collection[MatrixKind] | None, device: torch.device) -> Operations:
+    from loopwright.engine.cuda import product_kernels  # noqa: PLC0415 (there may be no Triton)
+    from loopwright.engine.cuda.kernels import TritonOperations  # noqa: PLC0415
 
-    return TritonOperations()
+    if kinds_in_use is None:
+        return TritonOperations()
+    return TritonOperations({kind for kind in kinds_in_use if product_kernels.agree(kind, device)})
 
 
 def _attention(name: str, cache: DeviceKvCache, config: ModelConfig) -> PagedAttention:
     if name == "sdpa":
         return SdpaAttention(cache)
+    if name == "triton":
+        from loopwright.engine.cuda.token_kernels import TokenAttention  # noqa: PLC0415 (there may be no Triton)
+
+        return TokenAttention(cache, config.num_heads)
     if name != "flashinfer":
-        raise Unavailable(f"the attention back-end {name!r} does not exist; known are sdpa and flashinfer")
+        raise Unavailable(f"the attention back-end {name!r} does not exist; known are sdpa, flashinfer and triton")
     from loopwright.engine.cuda.flash_infer import FlashInferAttention  # noqa: PLC0415 (there may be no FlashInfer)
 
     return FlashInferAttention(cache, config)

@@ -5,7 +5,9 @@ more slowly, and splits some over two launches. Weights of 8 and 4 bits are made
 row gets depends on how a matrix is cut and on nothing else: not on how many rows there are, nor on which it is.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -46,9 +48,10 @@ FEW_BITS_GATED = (
 """For 8 and 4 bits; chosen by arithmetic, not measured."""
 FIXED = Tiling(32, 32, 128, 4, 4)
 """For any number of rows, if a row's bits may not depend on it."""
-WIDE = Tiling(64, 128, 128, 2, 3)
-"""What may take the place of FIXED for more rows, where `agree` has seen equal bits. Two warps, so that the tensor
-cores' instruction is the same."""
+WIDE = Tiling(32, 128, 128, 4, 3)
+WIDE_GATED = Tiling(32, 128, 128, 8, 3)
+"""What may take the place of FIXED for more rows, where `agree` has seen equal bits. They have as many outputs, so that
+a tensor core's instruction is the same: for 64 and more it is another."""
 
 
 def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | None:
@@ -62,6 +65,13 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
     if num_rows > most:
         return None
     return next((one for one in tilings if num_rows <= one.rows), tilings[-1])
+
+
+def fixed_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
+    """One for all numbers of rows, or a wide one for the kinds for which it is `alike`."""
+    if num_rows <= FIXED.rows or matrix.kind not in alike:
+        return FIXED
+    return WIDE_GATED if is_gated else WIDE
 
 
 def product(
@@ -96,18 +106,14 @@ def numbers(matrix: Matrix) -> Tensor:
 
 
 def agree(kind: MatrixKind, device: torch.device) -> bool:
-    """Whether FIXED and WIDE give equal bits on this device, tried on matrices and vectors that end within a tile."""
+    """Whether FIXED and the wide ones give equal bits on this device; tried with sizes that end within a tile."""
     generator = torch.Generator(device).manual_seed(0)
 
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device)
-
-    vectors, matrix = numbers(150, 1160).bfloat16(), Matrix.of(numbers(140, 1160), kind, device, torch.bfloat16)
-    for run in (lambda tiling: product(vectors, matrix, None, tiling, torch.float32),
-                lambda tiling: gated_product(vectors, matrix, tiling)):  # fmt: skip
-        if not torch.equal(run(FIXED), run(WIDE)):
-            return False
-    return True
+    vectors = torch.randn(140, 320, generator=generator, device=device).bfloat16()
+    matrix = Matrix.of(torch.randn(72, 320, generator=generator, device=device), kind, device, torch.bfloat16)
+    product_of = partial(product, vectors, matrix, None, dtype=torch.float32)
+    gated_of = partial(gated_product, vectors, matrix)
+    return torch.equal(product_of(FIXED), product_of(WIDE)) and torch.equal(gated_of(FIXED), gated_of(WIDE_GATED))
 
 
 def _launch(  # the kernels have no types

@@ -22,7 +22,8 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
             told,
             num_done=0,
             is_open=False,
-            add_generation_prompt=True,
+            add_generation_prompt=asked.opening == "turn",
+            continue_final=asked.opening == "last",
             must_fit=not asked.drops_messages and asked.truncate_prompt_tokens is None,
             tools=[one.spec for one in tools],
             options=asked.template,
@@ -33,7 +34,7 @@ async def main(messages: list[dict[str, Any]], options: dict[str, Any] = {}) -> 
         told = messages
         if asked.drops_messages:
             told = await fitting(messages, room((await model()).max_context, asked.max_tokens), tokens)
-        if asked.needs_prompt_ids:
+        if asked.needs_prompt_ids or asked.opening != "turn":
             return await prompt_of_ids(0, truncated(await tokens(told), asked), asked)
         ctx = Context(template=asked.template)
         ctx.tell_tools(tools)

@@ -11,7 +11,19 @@ from functools import cached_property
 from typing import Any
 
 from loopwright.runtime.builtin.thinking import Limits, Thought, think_and_answer
-from loopwright.sdk import BadRequest, Context, Distribution, Grammar, Show, Tool, Turn, client_tool, emit, resources
+from loopwright.sdk import (
+    BadRequest,
+    Context,
+    Distribution,
+    Grammar,
+    Show,
+    Tool,
+    Turn,
+    client_tool,
+    emit,
+    model,
+    resources,
+)  # fmt: skip
 from loopwright.sdk.sampling import context_seed
 
 MAX_CONTEXTS = 128
@@ -40,6 +52,8 @@ class Options:
     drops_messages: bool = False  # the oldest of a conversation, until it fits
     reasoning: tuple[str, str] | None = None  # the tags around what the model thinks before it answers
     max_thought_tokens: int | None = None  # of what it thinks; None is as many as fit, 0 is no thoughts
+    opening: str = "turn"  # where the answer begins: in a turn, behind what the last message says, or in "none"
+    tells_begin: bool = False  # how many tokens the prompt has, once it is clear that it fits
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -139,6 +153,8 @@ async def prompt_of_ids(number: int, ids: Sequence[int], options: Options, text:
 
 async def _answer_one(ctx: Context, number: int, options: Options, *, shows_text: bool) -> Answered:
     first = number * options.best_of
+    if options.tells_begin:
+        await _tell_begin(ctx)
     if options.max_tokens == 0:
         num_cached = await ctx.flush()
         return Answered([], len(ctx.tokens), num_cached)
@@ -155,6 +171,14 @@ async def _answer_one(ctx: Context, number: int, options: Options, *, shows_text
         for one in ways[1:]:
             one.close()
     return Answered(thoughts, num_prompt_tokens, num_cached)
+
+
+async def _tell_begin(ctx: Context) -> None:
+    """Before anything runs. Of a prompt that does not fit an error comes instead, from who runs it."""
+    ctx.append("")
+    await ctx.place("")
+    if len(ctx.tokens) < (await model()).max_context:
+        emit({"type": "begun", "prompt_tokens": len(ctx.tokens)})
 
 
 async def _go_on(ctx: Context, way: int, candidate: int, options: Options) -> Thought:

@@ -19,6 +19,7 @@ async def main(
     tools: list[dict[str, Any]] = [],  # noqa: B006
     template: dict[str, Any] = {},  # noqa: B006
     add_generation_prompt: bool = True,
+    continue_final: bool = False,
     with_strings: bool = False,
     with_text: bool = False,
     num_kept: int | None = None,
@@ -33,6 +34,7 @@ async def main(
             num_done=0,
             is_open=False,
             add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
             must_fit=(with_strings or with_text) and num_kept is None,
             tools=tools,
             options=template,

@@ -1,5 +1,9 @@
 """Beam search over distributions: forks share the pages of what they share. Ends of the text are passed over."""
 
+# /// program
+# limits = { seconds = 3600 }
+# ///
+
 import asyncio
 from typing import TypeAlias
 

@@ -1,5 +1,9 @@
 """Proposals of different lengths, of which any two are merged as soon as both are there, and so on."""
 
+# /// program
+# limits = { seconds = 3600 }
+# ///
+
 import asyncio
 
 from loopwright import Context

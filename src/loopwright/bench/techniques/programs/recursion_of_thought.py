@@ -3,6 +3,10 @@
 The rules are in the server's prefix cache after the first task, so there is nothing to gain by a fork.
 """
 
+# /// program
+# limits = { seconds = 3600 }
+# ///
+
 import asyncio
 
 from loopwright import Context

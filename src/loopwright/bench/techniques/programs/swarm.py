@@ -2,6 +2,7 @@
 
 # /// program
 # permissions = { channels = ["swarm/*"] }
+# limits = { seconds = 3600 }
 # ///
 
 from loopwright import Context, pull, push

@@ -1,5 +1,9 @@
 """Proposes, carries out and judges in several ways each: a tree of forks, level by level."""
 
+# /// program
+# limits = { seconds = 3600 }
+# ///
+
 import asyncio
 
 from loopwright import Context
