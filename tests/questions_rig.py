@@ -35,7 +35,7 @@ def questions() -> list[Question]:
         Sampling(allowed=(900, 5), top_k=20, **hot),
         Sampling(allowed=(5,)),
         Sampling(top_logprobs=5, **hot),
-        Sampling(top_logprobs=5, logprobs="processed", **hot),
+        Sampling(top_logprobs=5, logprobs="processed", top_p=0.6, **hot),
         Sampling(typical_p=0.5, **hot),
         Sampling(top_k=2000, **hot),
         Sampling(top_p=0.9999, temperature=5.0),

@@ -255,10 +255,11 @@ def byte_text(executor: Executor) -> ModelText:
 
 @asynccontextmanager
 async def byte_system(
-    *, num_blocks: int = 256, seed: int = 0, dtype: WeightDtype = "float32", **options: Any
+    *, num_blocks: int = 256, seed: int = 0, dtype: WeightDtype = "float32", max_context: int = 4096, **options: Any
 ) -> AsyncIterator[System]:
     """A system over the byte model in the real engine, watched."""
-    engine = TorchExecutor(byte_model(seed), num_blocks=num_blocks, num_slots=256, num_threads=1, dtype=dtype)
+    model = byte_model(seed, max_context=max_context)
+    engine = TorchExecutor(model, num_blocks=num_blocks, num_slots=256, num_threads=1, dtype=dtype)
     executor = WatchedExecutor(engine)
     try:
         async with system_over(executor, byte_text(executor), **options) as system:

@@ -8,14 +8,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from command_rig import Server, eventually, run_command, serving, write_byte_gguf
+from loopwright.compose import children
+from loopwright.compose.children import Ready, Starting
+from loopwright.core.errors import Unavailable
 
 pytestmark = pytest.mark.wasm
 
@@ -44,6 +49,25 @@ async def main():
 """
 
 HELLO = "async def main(): return 'hello'"
+
+
+async def test_what_a_child_does_before_it_serves_is_told_and_so_is_its_failure() -> None:
+    stages = [msgspec.json.encode(Starting("capturing graphs", fraction)) for fraction in (0.5, 1.0)]
+    told: list[tuple[str, float | None]] = []
+    ready = msgspec.json.encode(Ready())
+    await child_that_says(*stages, ready).ready(lambda stage, fraction: told.append((stage, fraction)))
+    assert told == [("capturing graphs", 0.5), ("capturing graphs", 1.0)]
+    await child_that_says(*stages, ready).ready()  # one that is started again has nobody to tell
+    failed = msgspec.json.encode(Ready(Unavailable("no room").info()))
+    with pytest.raises(Unavailable, match="no room"):
+        await child_that_says(stages[0], failed).ready()
+
+
+def child_that_says(*lines: bytes) -> children._Child:
+    stdout = asyncio.StreamReader()
+    for line in lines:
+        stdout.feed_data(line + b"\n")
+    return children._Child("model", SimpleNamespace(stdout=stdout))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Grammars that a test spells out: what may stand in each place of a text. Never parses anything."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 
 from loopwright.core.calls import Grammar
@@ -60,6 +60,26 @@ class PlacesState:
         if len(self.taken) >= self._places.optional_from:
             allowed |= set(end_ids)
         return sum(1 << one for one in allowed).to_bytes(VOCAB_SIZE // 8, "little")
+
+
+class Respelled(Places):
+    """Places whose forced tokens are written otherwise by who comes upon them in the middle; by the place."""
+
+    def __init__(self, *choices: Collection[int], spelled: Mapping[int, Sequence[int]]) -> None:
+        super().__init__(*choices)
+        self.spelled = spelled
+
+    def start(self) -> "RespelledState":
+        return RespelledState(self)
+
+
+class RespelledState(PlacesState):
+    def __init__(self, places: Respelled) -> None:
+        super().__init__(places)
+        self._spelled = places.spelled
+
+    def forced(self) -> Sequence[int]:
+        return self._spelled.get(len(self.taken), ())
 
 
 class FakeCompiler:

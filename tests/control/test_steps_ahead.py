@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from loopwright.control.grouping import goes_ahead
 from loopwright.control.scheduler import ControlConfig
-from loopwright.core.calls import Generate, Grammar, Sampling, Watch
+from loopwright.core.calls import Generate, Grammar, Sampling, Veto, Watch
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import PageName
 from loopwright.core.late_bits import LateBits
 
-from .fake_grammars import FakeCompiler
+from .fake_grammars import FakeCompiler, Respelled
 from .reference import NaiveContext
 from .rig import Rig, generate
 from .step_by_step import COUNTER, LETTERS, PLACES
@@ -157,6 +157,34 @@ def test_a_segment_with_a_grammar_goes_on_ahead_and_says_late_what_may_be_chosen
     assert all(row.source >= 0 and row.allowed_bits is None for row in late)
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_sampler_carries_its_state_where_the_grammar_is_explained_too(is_ahead: bool) -> None:
+    rig = Rig(is_ahead=is_ahead, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    run = rig.open("held")
+    fields = {"grammar": Grammar("regex", "g"), "sampler": COUNTER, "sampler_state": {"count": 0.0}, "explain": True}
+    call = run.submit(replace(segment(6, max_tokens=4, progress=True), **fields))
+    rig.drain()
+    found = run.segment(call)
+    assert found.sampler_state == {"count": len(found.tokens)}
+
+
+def test_forced_tokens_come_one_by_one_as_they_would_have_come_together() -> None:
+    """What the grammar would force from the middle of them on is not asked, nor right behind them."""
+    choices = [(3, 4, 5), (10, 12), (11, 13), (20, 21, 22), (30, 31), (8, 9), (40, 41)]
+    texts = []
+    for is_ahead in (False, True):
+        form = Respelled(*choices, spelled={1: [10, 11], 2: [13], 3: [22], 4: [30, 8], 5: [9]})
+        rig = Rig(is_ahead=is_ahead, grammars=FakeCompiler(g=form), token_bytes=LETTERS)
+        run = rig.open("held")
+        call = run.submit(replace(segment(6, max_tokens=20), grammar=Grammar("regex", "g")))
+        rig.drain()
+        texts.append(run.segment(call).tokens)
+        assert any(row.num_drafts for batch in rig.executor.batches for row in batch.rows) != is_ahead
+    assert texts[0] == texts[1]
+    assert texts[0][1:3] == (10, 11)
+    assert texts[0][4:6] == (30, 8)
+
+
 def held_ahead(rig: Rig) -> LateBits:
     """A segment with a grammar of which one step runs and one is ahead; what that one waits for."""
     run = rig.open("held")
@@ -184,6 +212,20 @@ def test_whatever_becomes_of_a_text_the_engine_hears_what_its_row_ahead_may_choo
     rig.end()
     assert late.is_given
     rig.drain()
+
+
+def test_a_veto_while_a_row_waits_for_its_bits_sets_it_free() -> None:
+    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS)
+    run = rig.open("held")
+    call = run.submit(replace(segment(6, max_tokens=9), grammar=Grammar("regex", "g"), watch=Watch(9)))
+    rig.step()
+    rig.begin()
+    [late] = [row.late_bits for row in rig.running[-1].rows]
+    assert late is not None
+    assert not late.is_given
+    assert run.now(Veto(handle=call, index=0)).error is None
+    rig.end()
+    assert late.is_given
 
 
 async def test_an_engine_that_outlives_control_does_not_wait_for_it() -> None:

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from parity import ARCHITECTURES
 
-from device_rig import MAX_ROWS, device_executor, device_rig, make_runner
+from device_rig import CHOICE, MAX_ROWS, device_executor, device_rig, make_runner
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, EmbedRow, ForwardRow, HeadRow, KvShift
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import BadRequest, InternalError, Unavailable
@@ -21,6 +21,7 @@ from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
+from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.runner import DeviceRunner
@@ -417,6 +418,21 @@ def test_what_a_closed_executor_had_on_the_device_is_given_back(
     executor.close()
     assert len(made) > 2
     assert all(one() is None for one in made)
+
+
+def test_while_graphs_are_captured_it_is_told_what_the_memory_is_for(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceRunner, "capture", lambda _, report: report("capturing graphs", 0.25))
+    told: list[tuple[str, float | None]] = []
+    executor = DeviceExecutor(
+        model, CHOICE, num_blocks=5000, num_slots=4, max_rows=MAX_ROWS, max_tokens=0,
+        report=lambda stage, fraction: told.append((stage, fraction)),
+    )  # fmt: skip
+    executor.close()
+    kv_gb = 5000 * executor.shape.block_bytes / 1e9
+    assert told == [(f"capturing graphs ({kv_gb:.1f} GB of KV in 5000 blocks, steps of up to 512 tokens)", 0.25)]
+    assert executor.shape.max_step_tokens == 512
 
 
 def test_without_a_gpu_cuda_is_refused_and_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

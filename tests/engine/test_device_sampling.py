@@ -108,6 +108,7 @@ def test_a_token_that_the_host_has_not_read_counts_for_penalties_and_a_source_th
         ("is not one of the 2 allowed here", lambda scores: tensor.argmax(scores * 0) + 5, {"allowed": (1, 2)}),
         ("the highest score of what is allowed is", lambda scores: scores + float("-inf"), {}),
         ("weights must be finite", lambda scores: tensor.draw(scores * 0), {}),
+        ("take: an index is not", lambda scores: tensor.log(scores[tensor.total(scores * 0) - 1] * 0 - 1), {}),
         ("the result is not a number", lambda scores: tensor.log(scores * 0 - 1), {}),
     ],
 )

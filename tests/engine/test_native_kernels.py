@@ -170,13 +170,15 @@ FORKS = [(96, 5, 2), (80, 1, 5), (512, 3, 3), (528, 17, 9), (1100, 2, 4)]
 
 
 @pytest.mark.parametrize("heads", [(3, 1), (4, 4), (14, 1)], ids=lambda heads: f"{heads[0]} heads of {heads[1]}")
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("instructions", "num_threads"), [*((one, 1) for one in SETS[:1]), *((one, 2) for one in SETS)]
+)
 def test_forks_that_read_a_prefix_together_have_the_bits_of_each_alone(
-    heads: tuple[int, int], num_threads: int
+    heads: tuple[int, int], instructions: InstructionSet, num_threads: int
 ) -> None:
     """Beside strangers, forks of forks, and one of several tokens; in an order that mixes them."""
     model = byte_model(seed=5, num_heads=heads[0], num_kv_heads=heads[1], head_dim=32, num_layers=2)
-    rig = Rig(model, num_blocks=640, native=best(num_threads))
+    rig = Rig(model, num_blocks=640, native=native(instructions, "bf16", num_threads))
     rows = [row for case in FORKS for row in forks(rig, *case)]
     random.Random(1).shuffle(rows)
     together = rig.rows(*rows)
@@ -217,6 +219,16 @@ def test_memory_beside_weights_and_kv_is_bounded_and_the_bits_are_the_same(kind:
         for expected, other in zip(found[free][0], found[limit][0], strict=True):
             np.testing.assert_array_equal(other, expected)
         np.testing.assert_array_equal(found[limit][1], found[free][1])
+
+
+@pytest.mark.parametrize("name", ["SmolLM2: tied, 3 heads of 1", "Gemma 3"])
+def test_an_embedding_is_looked_up_in_the_weights_of_the_head(name: str) -> None:
+    model = model_of(name, vocab_size=300)
+    assert model.config.is_head_tied
+    ids = torch.tensor([299, 0, 31, 32, 63, 64, 299])
+    scale = model.config.hidden_size**0.5 if name == "Gemma 3" else 1.0
+    expected = model.weights["embedding"].bfloat16().float()[ids] * scale
+    assert torch.equal(Rig(model, native=best()).runner._model.embed(ids), expected)
 
 
 def test_slots_stand_for_tokens() -> None:

@@ -12,7 +12,7 @@ from loopwright.core.calls import Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.operations import Operations
-from loopwright.engine.cuda.parts import DeviceParts, _triton_operations
+from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
 from loopwright.engine.loaded_model import LoadedModel
@@ -59,7 +59,9 @@ def on_device(model: LoadedModel, attention: str | None = None, max_rows: int = 
 
 
 def operations() -> Operations:
-    return _triton_operations()
+    from loopwright.engine.cuda.kernels import TritonOperations  # noqa: PLC0415 (there may be no Triton)
+
+    return TritonOperations()
 
 
 def model_of(name: str) -> LoadedModel:

@@ -1,6 +1,7 @@
 """Cases G1, I1 and I3 in the deterministic class: over the native kernels a request's tokens are those of a one-request
 loop over the same kernels, and its log-probabilities have the same bits whatever else runs."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -9,12 +10,14 @@ import test_case_g1_prefixes as g1
 import test_case_i1_neighbours as i1
 import test_case_i3_one_answer as i3
 import torch
+from http_rig import served
 
 from kernels_here import needs_kernels
 from loopwright.core.calls import Sampling
 from loopwright.core.model_info import WeightDtype
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import byte_model
+from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.model_runner import SCRATCH_BYTES
 from loopwright.engine.native.build import load_kernels
 from loopwright.engine.native.cache import NativeKvCache
@@ -32,10 +35,10 @@ pytestmark = needs_kernels
 class KernelOracle(Oracle):
     """The one-request loop over the kernels: the whole sequence again for every token, in a cache of its own."""
 
-    def __init__(self, dtype: WeightDtype) -> None:
-        model = byte_model()
+    def __init__(self, dtype: WeightDtype, num_blocks: int = 32) -> None:
+        model = byte_model(max_context=num_blocks * BLOCK_SIZE)
         super().__init__(model)
-        self._cache = NativeKvCache(model.config, 32)
+        self._cache = NativeKvCache(model.config, num_blocks)
         kernels = load_kernels(cache_folder())
         self._decoder = NativeDecoder(
             model,
@@ -49,7 +52,7 @@ class KernelOracle(Oracle):
     def logits(self, token_ids: Any, positions: Any = None, is_visible: Any = None) -> torch.Tensor:
         assert is_visible is None
         places = torch.tensor(list(range(len(token_ids))) if positions is None else list(positions))
-        row = AttentionRow(list(range(32)), 0, len(token_ids))
+        row = AttentionRow(list(range(self._cache.num_blocks)), 0, len(token_ids))
         hidden = self._decoder.forward(self._decoder.embed(torch.tensor(token_ids)), places, [row])
         return self._decoder.logits(self._decoder.normalize(hidden))
 
@@ -94,5 +97,29 @@ def test_mixes_of_neighbours_change_no_bit(options: dict[str, Any], dtype: Weigh
                 outcome, *others = await together(system, i1.target(system, options), *neighbours)
                 assert outcome.result == alone
                 assert all(other.final.code == "ok" for other in others)
+
+    in_loop(scenario)
+
+
+def test_a_prompt_of_8192_tokens_over_http_has_the_oracle_s_answer_cold_and_cached() -> None:
+    """Prefilled in the server's own pieces, beside a stream that goes on meanwhile; the oracle's at once."""
+    prompt = random.Random(8).choices(range(97, 123), k=8192)
+    expected = KernelOracle("bfloat16", 514).generate(prompt, Sampling(), 2)
+
+    async def scenario() -> None:
+        async with (
+            byte_system(num_blocks=1200, dtype="bfloat16", max_context=8224) as system,
+            served(system) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            neighbour = tasks.create_task(client.chat("Say something.", max_tokens=60))
+            for num_cached in (0, 8176):
+                answer = await client.openai.completions.create(
+                    model=client.model, prompt=prompt, max_tokens=2, temperature=0, logprobs=0
+                )
+                assert answer.choices[0].logprobs.token_logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+                assert answer.usage.prompt_tokens == len(prompt)
+                assert answer.usage.prompt_tokens_details.cached_tokens == num_cached
+            assert await neighbour
 
     in_loop(scenario)

@@ -24,7 +24,6 @@ from loopwright.core.errors import BadRequest, LoopwrightError
 from loopwright.core.runs import Runs
 from loopwright.router.router import Router
 from loopwright.server.app import create_app
-from loopwright.server.forwarding import Forwarding
 from loopwright.server.http import bind, listen, listen_at, serve
 from loopwright.transport.runs_client import RunsClient
 
@@ -93,6 +92,8 @@ class ApiServer:
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until cancelled; then requests under way have the server's grace to end in."""
+        from loopwright.server.forwarding import Forwarding  # noqa: PLC0415 (brings httpx, which one process does without)
+
         server = self._config.server
         async with AsyncExitStack() as stack:
             names = runtime_workers(self._config)

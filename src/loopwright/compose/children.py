@@ -25,13 +25,22 @@ from loopwright.transport.exchange_server import ExchangeServer
 from loopwright.transport.runs_client import RunsClient
 
 EXCHANGE = "exchange"  # the socket of this process that workers connect to
+Report = Callable[[str, float | None], None]
+
 RETRY_S = 5.0
 STOP_S = 10.0  # how long the children may take to end by themselves
 
 log = logging.getLogger(__name__)
 
 
-class Ready(msgspec.Struct, frozen=True):
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """A line of a child that does long work before it serves: what, and how much of it is done."""
+
+    stage: str
+    fraction: float | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The line a child prints once it serves, or why it cannot."""
 
     error: ErrorInfo | None = None
@@ -68,7 +77,7 @@ class Workers:
 
 
 @asynccontextmanager
-async def open_workers(config: Config) -> AsyncIterator[Workers]:
+async def open_workers(config: Config, report: Report | None = None) -> AsyncIterator[Workers]:
     """A worker for each model and the runtime workers, behind a router. Raises what a worker cannot start for."""
     names = runtime_workers(config)
     models = [model_worker(number) for number in range(len(config.model_names))]
@@ -78,7 +87,7 @@ async def open_workers(config: Config) -> AsyncIterator[Workers]:
         exchange = stack.enter_context(closing(make_exchange(config.runtime)))
         await stack.enter_async_context(_serving(exchange, socket_address(folder, EXCHANGE)))
         for child in children:  # the model worker first: when it cannot start, neither can those that wait for it
-            await child.ready()
+            await child.ready(report)
         clients = [await stack.enter_async_context(connected(folder, name)) for name in names]
         router = Router(clients)
         stack.push_async_callback(router.close)
@@ -243,16 +252,21 @@ class _Child:
         )
         return cls(name, process)
 
-    async def ready(self) -> None:
-        """Waits until it serves. Raises what it says it failed with."""
+    async def ready(self, report: Report | None = None) -> None:
+        """Waits until it serves; `report` is told what it does until then. Raises what it says it failed with."""
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
-            status = await self._process.wait()
-            raise InternalError(f"the {self.name} process ended with status {status} before it served")
-        error = msgspec.json.decode(line, type=Ready).error
-        if error is not None:
-            raise from_info(error)
+        while True:
+            line = await self._process.stdout.readline()
+            if not line:
+                status = await self._process.wait()
+                raise InternalError(f"the {self.name} process ended with status {status} before it served")
+            said = msgspec.json.decode(line, type=Ready | Starting)
+            if isinstance(said, Ready):
+                break
+            if report is not None:
+                report(said.stage, said.fraction)
+        if said.error is not None:
+            raise from_info(said.error)
 
     async def died(self, consequence: str) -> None:
         """Waits until it ends although nobody asked it to."""

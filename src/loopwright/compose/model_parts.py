@@ -75,11 +75,13 @@ async def open_model(
     config: EngineConfig,
     ahead: "DecodedAhead | None" = None,
     limits: ControlConfig = ControlConfig(),  # noqa: B008 (frozen)
+    report: Report | None = None,
 ) -> AsyncIterator[ModelParts]:
-    """Loads weights and tokenizer side by side; closes the engine at the end. `limits` say how large a step may be."""
+    """Loads weights and tokenizer side by side; closes the engine at the end. `limits` say how large a step may be;
+    `report` is told of long work, on another thread."""
     num_threads = config.num_threads or max(1, num_cores() // config.tensor_parallel)
     executor, tokenizer = await asyncio.gather(
-        on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead, limits)),
+        on_daemon_thread(lambda: _load_executor(files, config, num_threads, ahead, limits, report)),
         on_daemon_thread(lambda: tokenizer_from_gguf(ahead.file.metadata) if ahead else load_tokenizer(files)),
     )
     give_back_memory()
@@ -141,8 +143,9 @@ def model_text(info: ModelInfo, tokenizer: Tokenizer) -> ModelText:
 
 
 def _load_executor(
-    files: ModelFiles, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None", limits: ControlConfig
-) -> "TorchExecutor":
+    files: ModelFiles, config: EngineConfig, num_threads: int, ahead: "DecodedAhead | None", limits: ControlConfig,
+    report: Report | None,
+) -> "TorchExecutor":  # fmt: skip
     executor = import_engine().create_executor(
         files.path,
         shape=files.shape,
@@ -159,6 +162,7 @@ def _load_executor(
         scratch_bytes=config.scratch_mb << 20,
         ahead=ahead,
         layers=files.layers,
+        report=report,
         num_ranks=config.tensor_parallel,
     )
     return cast("TorchExecutor", executor)

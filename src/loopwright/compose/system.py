@@ -132,28 +132,32 @@ def _import_early() -> None:
 
 
 @asynccontextmanager
-async def open_system(config: Config, prepared: Prepared) -> AsyncIterator[System | DistributedSystem]:
-    """Starts everything the config asks for, and stops it at the end."""
+async def open_system(
+    config: Config, prepared: Prepared, report: Report | None = None
+) -> AsyncIterator[System | DistributedSystem]:
+    """Starts everything the config asks for, and stops it at the end. `report` is told of long work meanwhile."""
     if config.num_runtime_workers:
         from loopwright.compose.children import open_workers  # noqa: PLC0415 (sockets, which one process does without)
 
         with one_error():
-            async with open_workers(config) as workers:
+            async with open_workers(config, report) as workers:
                 yield DistributedSystem(workers.router, workers.folder)
     else:
-        async with open_here(config, prepared) as system:
+        async with open_here(config, prepared, report=report) as system:
             yield system
 
 
 @asynccontextmanager
-async def open_here(config: Config, prepared: Prepared, trace: TraceSink | None = None) -> AsyncIterator[System]:
+async def open_here(
+    config: Config, prepared: Prepared, trace: TraceSink | None = None, report: Report | None = None
+) -> AsyncIterator[System]:
     """All layers in this process. `trace` is told of all that runs ask and get."""
     with one_error():
         async with AsyncExitStack() as stack:
             sandboxes = make_sandboxes(config.runtime, prepared.runner)  # first: they warm up while the model loads
             stack.push_async_callback(close_sandboxes, sandboxes)
             model = await stack.enter_async_context(
-                open_model(prepared.model, config.engine, prepared.ahead, config.control)
+                open_model(prepared.model, config.engine, prepared.ahead, config.control, report)
             )
             control = await stack.enter_async_context(open_control(model, config.control))
             exchange = stack.enter_context(closing(make_exchange(config.runtime)))

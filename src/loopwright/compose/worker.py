@@ -14,7 +14,15 @@ from pathlib import Path
 import msgspec
 
 from loopwright.compose.api import ApiServer
-from loopwright.compose.children import EXCHANGE, Ready, is_api_worker, is_model_worker, model_number, model_worker
+from loopwright.compose.children import (
+    EXCHANGE,
+    Ready,
+    Starting,
+    is_api_worker,
+    is_model_worker,
+    model_number,
+    model_worker,
+)
 from loopwright.compose.config import Config
 from loopwright.compose.logs import open_log
 from loopwright.compose.model_parts import load_tokenizer, model_text, open_model
@@ -78,7 +86,9 @@ def _end_with_parent() -> None:
 
 async def _model_server(stack: AsyncExitStack, name: str, folder: Path, config: Config) -> ControlServer:
     files = store.resolve(config.model_names[model_number(name)])
-    model = await stack.enter_async_context(open_model(files, config.engine, limits=config.control))
+    model = await stack.enter_async_context(
+        open_model(files, config.engine, limits=config.control, report=_print_stage)
+    )
     control = await stack.enter_async_context(open_control(model, config.control))
     if model.lost is not None:
         serving = asyncio.current_task()
@@ -121,8 +131,12 @@ async def _runtime_server(stack: AsyncExitStack, name: str, folder: Path, config
     return RunsServer(launcher, socket_address(folder, name))
 
 
-def _print_ready(ready: Ready) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
+def _print_stage(stage: str, fraction: float | None) -> None:
+    _print_ready(Starting(stage, fraction))
+
+
+def _print_ready(said: Ready | Starting) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.flush()
 
 

@@ -110,7 +110,7 @@ class SegmentFeed(Feed):
             self.sampled = self.sampled[:-1]
         if self._call.explain:
             self.num_allowed = self._count_allowed()
-        elif self._sampler is not None:
+        if self._sampler is not None:
             self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
         for place, one in enumerate(self.sampled, start=1 - is_unsure - len(self.sampled)):
             assert reason is None, "a forced token ends nothing"

@@ -19,6 +19,7 @@ from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import AttentionName, DeviceName
 from loopwright.engine.cuda.executor import DeviceExecutor
+from loopwright.engine.cuda.steps import Report
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import SCRATCH_BYTES, ModelRunner, NativeSettings
@@ -125,6 +126,7 @@ def create_executor(
     is_deterministic: bool = False,
     max_rows: int = 256,
     max_tokens: int = 0,
+    report: Report | None = None,
     num_ranks: int = 1,
 ) -> TorchExecutor | DeviceExecutor:
     """Loads the model at `path` (a GGUF file or a Hugging Face folder), or some of its layers, and starts its executor.
@@ -148,7 +150,7 @@ def create_executor(
         if choice is not None:
             return DeviceExecutor(
                 model, choice, num_blocks=num_blocks, num_slots=num_slots, max_rows=max_rows, max_tokens=max_tokens,
-                report=_log_progress, group=group,
+                report=report or _log_progress, group=group,
             )  # fmt: skip
         executor = TorchExecutor(
             model, num_blocks=num_blocks or DEFAULT_BLOCKS, num_slots=num_slots, num_threads=num_threads,

@@ -52,6 +52,12 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     text: str
 
 
+class RefusalPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    """A part of what an assistant said, which is text to a model."""
+
+    refusal: str
+
+
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
     """Refused, whatever else it says, as the next two are."""
 
@@ -66,12 +72,13 @@ class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
     kind: ClassVar[str] = "files"
 
 
-Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
+Part: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message as sent. A name is taken and, with a model, of no effect: templates know roles alone. The last four are
-    what OpenAI's own answers carry, as null or empty."""
+    """A message as sent. A name is taken and, with a model, of no effect: templates know roles alone. So are thoughts
+    of an answer that is sent back: they are not shown again. The last three are what OpenAI's own answers carry, as
+    null or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -79,12 +86,15 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     tool_calls: list[CallBody] | None = None
     function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
 
 
-MORE_FIELDS = ("name", "tool_call_id", "tool_calls", "function_call", "refusal", "audio", "annotations")
+MORE_FIELDS = (
+    "name", "tool_call_id", "tool_calls", "function_call", "reasoning_content", "refusal", "audio", "annotations",
+)  # fmt: skip
 
 
 class ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -260,7 +270,10 @@ def _check_opening(body: ChatBody) -> None:
         raise BadRequest(message, field=field)
 
 
-_KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {"assistant": ("tool_calls", "function_call"), "tool": ("tool_call_id",)}
+_KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "assistant": ("tool_calls", "function_call", "reasoning_content"),
+    "tool": ("tool_call_id",),
+}
 
 
 def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> Message:
@@ -325,7 +338,9 @@ def _role(message: MessageBody) -> str:
 def _content(message: MessageBody) -> str | None:
     content = message.content
     if isinstance(content, list):
-        return "".join(part.text for part in content if isinstance(part, TextPart))
+        return "".join(
+            [part.refusal if isinstance(part, RefusalPart) else getattr(part, "text", "") for part in content]
+        )
     return content
 
 
@@ -344,8 +359,11 @@ def _check_size(messages: Sequence[MessageBody]) -> None:
 def _check_parts(message: MessageBody, place: str) -> None:
     """Raises BadRequest for what is no text."""
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if not isinstance(part, TextPart):
-            field = f"{place}.content[{number}]"
+        field = f"{place}.content[{number}]"
+        if isinstance(part, RefusalPart):
+            if message.role != "assistant":
+                raise BadRequest(f"{field}.type: refusal is a part of what an assistant says", field=f"{field}.type")
+        elif not isinstance(part, TextPart):
             raise BadRequest(
                 f"{field}: {part.kind} cannot be read: every model of this server takes text alone",
                 hint="send parts of the type text, or the content as a string",

@@ -214,7 +214,7 @@ ASKS_NOTHING: Mapping[str, Sequence[object]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},),
     "stop": ([],), "stop_token_ids": ([],), "ignore_eos": (False,), "return_token_ids": (False,), "echo": (False,),
     "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,), "functions": ([],), "continue_final_message": (False,),
+    "parallel_tool_calls": (True,), "functions": ([],), "verbosity": ("medium",), "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "function_call": ("none", "auto"), "modalities": (["text"],), "suffix": ("",),
 }  # fmt: skip

@@ -353,6 +353,7 @@ def _of_assistant(blocks: Sequence[Block], place: str) -> tuple[list[Json], Fiel
             case ToolUseBlock(call_id, name, given):
                 inner[f"tool_calls[{len(calls)}].function.arguments"] = f"{at}.input"
                 inner[f"tool_calls[{len(calls)}].function"] = at
+                inner[f"tool_calls[{len(calls)}].id"] = f"{at}.id"
                 function = {"name": name, "arguments": encode_json(given).decode()}
                 calls.append({"id": call_id, "type": "function", "function": function})
             case ToolResultBlock():

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 HONOURED: Mapping[str, str] = {
     "messages": "of the roles system, developer (the same), user, assistant and tool; content as text or parts of "
-    "text. A `name` is for programs: no template shows it to a model",
+    "text. A `name` is for programs: no template shows it to a model. `reasoning_content` that comes back is "
+    "taken and not shown again",
     "prompt": "a text, token ids, or a list of either; ids run as they are, a text begins as a context begins",
     "model": "a model of /v1/models, or `program:NAME` for a deployed program",
     "stream": "server-sent events; what is ready together comes as one chunk",
@@ -74,7 +75,7 @@ REFUSED: Mapping[str, str] = {
     "prediction": "no predicted outputs",
     "prompt_cache_options": "nothing to set",
     "prompt_cache_retention": "a cached prefix stays while there is room",
-    "verbosity": "the model decides",
+    "verbosity": "other than medium: the model decides",
     "web_search_options": "no search",
     "suffix": "no text in the middle",
 }

@@ -135,6 +135,7 @@ def as_messages(placed: Sequence[Placed], instructions: str | None) -> tuple[lis
                     messages.append({"role": "assistant", "content": None})
                     names[field] = one.place
                 calls = messages[-1].setdefault("tool_calls", [])
+                inner[f"messages[{len(messages) - 1}].tool_calls[{len(calls)}].id"] = f"{one.place}.call_id"
                 inner[f"messages[{len(messages) - 1}].tool_calls[{len(calls)}].function"] = one.place
                 function = {"name": name, "arguments": arguments}
                 calls.append({"id": call_id, "type": "function", "function": function})

@@ -2,6 +2,7 @@
 list; what it may take is its `budget_s`."""
 
 from figures.arriving import GOODPUT, TTFT
+from figures.cost import COST
 from figures.decoding import SAMPLING, TPOT
 from figures.exactness import NOISE
 from figures.over_http import HTTP
@@ -10,4 +11,4 @@ from figures.ranks import RANKS
 from figures.report import Section
 from figures.suites import AGENTS, MECHANISMS
 
-SECTIONS: tuple[Section, ...] = (TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, AGENTS, RANKS)
+SECTIONS: tuple[Section, ...] = (TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, COST, AGENTS, RANKS)

@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 
-from figures.peers import BATCHES
 from figures.report import Bench, Section
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.cuda.dummy import dummy_model, shape_config
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
+
+SIZES = (1, 2, 7, 16, 32, 64, 128, 256)
 
 
 async def noise(bench: Bench) -> None:
@@ -18,7 +19,8 @@ async def noise(bench: Bench) -> None:
     with torch.inference_mode():
         model = dummy_model(config, device, torch.bfloat16)
         reference = _logprobs(model, device, torch.float32, (1,))[1]
-        found = _logprobs(model, device, torch.bfloat16, BATCHES)
+        found = _logprobs(model, device, torch.bfloat16, SIZES)
+        own = _logprobs(model, device, torch.bfloat16, SIZES, is_deterministic=True) if device.type == "cuda" else {}
     spread, alone = float(reference.std()), found[1]
     bench.say(
         f"Log-probabilities of one row of 64 tokens, their spread {spread:.2f}; errors are root mean squares over it."
@@ -28,11 +30,18 @@ async def noise(bench: Bench) -> None:
         cells = [f"{value:.4f}" for other in (reference, alone)
                  for value in (np.sqrt(np.mean((one - other) ** 2)) / spread, np.abs(one - other).max())]  # fmt: skip
         bench.row(size, *cells)
+    if own:
+        far = np.sqrt(np.mean((own[1] - reference) ** 2)) / spread
+        unequal = [size for size, one in own.items() if (one != own[1]).any()]
+        bits = f"OTHER BITS at {unequal}" if unequal else "equal bits at all"
+        bench.say(f"Deterministic: {far:.4f} from float32 at batch 1; {bits}.")
 
 
-def _logprobs(model, device, dtype, sizes):
+def _logprobs(model, device, dtype, sizes, *, is_deterministic=False):
     is_fast = dtype == torch.bfloat16 and device.type == "cuda"
-    parts = DeviceParts.make(model, num_blocks=256 * 6, device=device, dtype=dtype, has_kernels=is_fast)
+    parts = DeviceParts.make(model, num_blocks=256 * 6, device=device, dtype=dtype, has_kernels=is_fast,
+                             attention="triton" if is_deterministic else "sdpa",
+                             is_deterministic=is_deterministic)  # fmt: skip
     runner = DeviceRunner(model, parts, num_slots=1, max_rows=256)
     tokens = np.random.default_rng(0).integers(300, model.config.vocab_size, 65).tolist()
     found = {}

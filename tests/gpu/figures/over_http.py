@@ -111,11 +111,14 @@ async def over_http(bench: Bench) -> None:
     for num_processes, num_api in PROCESSES:
         if not bench.has_time(20):
             return
-        async with serving(bench, num_processes, num_api) as served:
-            await read_streams(served, 256, 8)  # warm-up
-            for batch in peers.BATCHES:
-                if bench.has_time(5):
-                    await _measure(bench, served, f"{num_processes} + {num_api}", batch)
+        try:
+            async with serving(bench, num_processes, num_api) as served:
+                await read_streams(served, 256, 8)  # warm-up
+                for batch in peers.BATCHES:
+                    if bench.has_time(5):
+                        await _measure(bench, served, f"{num_processes} + {num_api}", batch)
+        except RuntimeError as error:
+            bench.say(f"\n{num_processes} + {num_api} processes FAILED: {error}")
 
 
 async def _measure(bench: Bench, served: Served, processes: str, batch: int) -> None:

@@ -34,10 +34,13 @@ _numbers = itertools.count()
 
 
 @asynccontextmanager
-async def system_over(shape: str, device: str, num_ranks: int = 1) -> AsyncIterator[System]:
+async def system_over(
+    shape: str, device: str, num_ranks: int = 1, dtype: str = "auto", *, is_deterministic: bool = False
+) -> AsyncIterator[System]:
     """Control over random weights of that shape, with the engine in this process, which may be the first of several."""
     executor = create_executor(
-        Path(), num_blocks=0, num_slots=16, shape=shape, device=device, dtype="auto", num_ranks=num_ranks,  # type: ignore[arg-type]
+        Path(), num_blocks=0, num_slots=16, shape=shape, device=device, dtype=dtype, num_ranks=num_ranks,  # type: ignore[arg-type]
+        is_deterministic=is_deterministic,
     )  # fmt: skip
     sizes = executor.shape
     info = ModelInfo(

@@ -47,6 +47,7 @@ class DeviceExecutor:
             room = group.meet(room, choice.device)
             model = replace(model, ranks=group.collectives)
         runner = device_runner(model, choice, room.num_blocks, num_slots, max_rows, group.share if group else None)
+        report = _beside_room(report, room, runner.shape)
         with torch.inference_mode():
             if group is None:
                 runner.capture(report)
@@ -100,6 +101,13 @@ class _SharedStep:
 
     def result(self) -> StepResult:
         return self.group.read(self.launched.result)
+
+
+def _beside_room(report: Report, room: Room, shape: EngineShape) -> Report:
+    """Says of each stage what the device's memory is for."""
+    kv_gb = room.num_blocks * shape.block_bytes / 1e9
+    told = f"{kv_gb:.1f} GB of KV in {room.num_blocks} blocks, steps of up to {room.step_tokens} tokens"
+    return lambda stage, fraction: report(f"{stage} ({told})", fraction)
 
 
 def _launch_shared(group: RankGroup, runner: DeviceRunner, batch: Batch) -> _SharedStep:

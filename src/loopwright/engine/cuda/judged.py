@@ -1,6 +1,7 @@
 """What `make quality` found of each way of keeping weights, so that a server can say it. Never measures.
 
-Figures are of the default model. `tests/engine/quality.py` measures, and fails if this does not hold any more.
+Figures are of the default model, those of int4 as if its file had 16 bits. `tests/engine/quality.py` measures, and
+fails if this does not hold any more.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ class Judgement:
 
 
 JUDGEMENTS: Mapping[WeightDtype, Judgement] = {
-    "fp8": Judgement(is_passed=False, loss=0.015),
+    "fp8": Judgement(is_passed=False, loss=0.043),
     "int8": Judgement(is_passed=True, loss=-0.002),
-    "int4": Judgement(is_passed=False, loss=0.15),
+    "int4": Judgement(is_passed=False, loss=0.186),
 }
 
 

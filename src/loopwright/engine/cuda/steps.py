@@ -74,6 +74,7 @@ class DecodeSteps:
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
             self._draws.capture(size, self._graphs[size].result, lambda run: _capture(run, pool))
         torch.cuda.synchronize()
+        report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
     def forward(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool
@@ -124,7 +125,6 @@ class DecodeSteps:
     def note(self, rows: Sequence[int], sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
         index = self.to_device(np.array(rows, np.int64))
-        sampled[1] |= self.buffers.outputs[2, index]
         self.buffers.outputs[::2].index_copy_(1, index, sampled)
         self.buffers.inputs[::4].index_copy_(1, index, sampled)
 

@@ -124,6 +124,10 @@ def _bound(path: Path) -> ctypes.CDLL:
     library.workspace_free.argtypes, library.workspace_free.restype = [address], None
     library.forward.argtypes, library.forward.restype = [address, address, address, address], None
     library.logits.argtypes, library.logits.restype = [address, address, number, address, address], None
+    real = ctypes.c_float
+    library.embed.argtypes, library.embed.restype = [address, address, number, real, address], None
+    library.normalize_all.argtypes = [address, number, address, number, real, address]
+    library.normalize_all.restype = None
     library.answer_rows.argtypes = [address, number, number, address, address, address]
     library.answer_rows.restype = None
     return library

@@ -314,6 +314,24 @@ void forward(const Model* model, const Step* step, float* hidden, void* space) {
     StepRun(*model, *step, hidden, *(Workspace*)space).run();
 }
 
+// Weights of outputs as they were packed in bf16, times `scale`: ids [count] → [count][inputs of the matrix].
+void embed(const Matrix* matrix, const int64_t* ids, int count, float scale, float* to) {
+    const int num_steps = matrix->num_inputs / 2;
+    for (int i = 0; i < count; i++, to += matrix->num_inputs) {
+        const bf16* from = (const bf16*)matrix->weights + (ids[i] / kPanel * num_steps * kPanel + ids[i] % kPanel) * 2;
+        for (int step = 0; step < num_steps; step++, from += 2 * kPanel)
+            to[2 * step] = widen(from[0]) * scale, to[2 * step + 1] = widen(from[1]) * scale;
+    }
+}
+
+// The final norm: hidden [num_vectors][size] → to.
+void normalize_all(const float* hidden, int num_vectors, const float* weight, int size, float epsilon, float* to) {
+    for (int vector = 0; vector < num_vectors; vector++, hidden += size, to += size) {
+        float inverse = inverse_norm(hidden, size, epsilon);
+        for (int i = 0; i < size; i += kLanes) store(to + i, load(hidden + i) * inverse * load(weight + i));
+    }
+}
+
 // The head: normalized [num_vectors][hidden] → logits [num_vectors][vocabulary].
 void logits(const Matrix* head, const float* normalized, int num_vectors, float* to, void* space) {
     Workspace& work = *(Workspace*)space;

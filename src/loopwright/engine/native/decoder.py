@@ -1,4 +1,4 @@
-"""A loaded model on the native kernels: packs its weights once, then two calls a step. Never stores KV itself.
+"""A loaded model on the native kernels: packs its weights once, then a few calls a step. Never stores KV itself.
 
 Implements what the model runner asks of a model. `fits` says which models it can run.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow, visible_places
 from loopwright.engine.kv_cache import BLOCK_SIZE
-from loopwright.engine.layers import rms_norm
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 from loopwright.engine.native import structs
 from loopwright.engine.native.answers import NativeAnswers
@@ -43,7 +42,7 @@ def misfit(config: ModelConfig) -> str | None:
 
 
 class NativeDecoder:
-    """Layers and head in C++; embedding and the final norm in torch. Never called from two threads at once."""
+    """Two calls a step are most of it, and three smaller ones. Never called from two threads at once."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class NativeDecoder:
         self._library = kernels.library
         self._config = config
         self._embedding_scale = config.hidden_size**0.5 if config.architecture == "gemma3" else 1.0
-        self._final_norm = weights["final_norm"]
+        self._final_norm = weights["final_norm"].float().contiguous()
         head = "embedding" if config.is_head_tied else "head"
         self._head = pack(weights[head], weight_type(head))
         # What the head keeps in bf16 is the embedding too: a second copy would be a fifth of a small model.
@@ -102,9 +101,17 @@ class NativeDecoder:
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → [num_tokens, hidden_size]."""
         if self._embedding is None:
-            vectors = self._head.rows(token_ids).float()
-        else:
-            vectors = torch.nn.functional.embedding(token_ids, self._embedding).float()
+            token_ids = token_ids.contiguous()
+            vectors = torch.empty(len(token_ids), self._config.hidden_size)
+            self._library.embed(
+                ctypes.addressof(self._head.struct),
+                token_ids.data_ptr(),
+                len(token_ids),
+                self._embedding_scale,
+                vectors.data_ptr(),
+            )
+            return vectors
+        vectors = torch.nn.functional.embedding(token_ids, self._embedding).float()
         return vectors if self._embedding_scale == 1 else vectors.mul_(self._embedding_scale)
 
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
@@ -116,7 +123,18 @@ class NativeDecoder:
         return hidden
 
     def normalize(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self._final_norm, self._config.norm_epsilon)
+        """[num_tokens, hidden_size] → the same."""
+        hidden = hidden.contiguous()
+        vectors = torch.empty_like(hidden)
+        self._library.normalize_all(
+            hidden.data_ptr(),
+            len(hidden),
+            self._final_norm.data_ptr(),
+            self._config.hidden_size,
+            self._config.norm_epsilon,
+            vectors.data_ptr(),
+        )
+        return vectors
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""

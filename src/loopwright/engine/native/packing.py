@@ -22,11 +22,6 @@ class PackedMatrix:
     kind: WeightType
     tensors: tuple[Tensor, ...]  # the weights first
 
-    def rows(self, outputs: Tensor) -> Tensor:
-        """Weights of these outputs as they were packed, of a matrix in bf16: [size] → [size, num_inputs]."""
-        assert self.kind == "bf16", f"rows of {self.kind}"
-        return self.tensors[0].view(torch.bfloat16)[outputs // PANEL, :, outputs % PANEL].flatten(1)
-
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
