@@ -266,14 +266,12 @@ class WitWorld(wit_world.WitWorld):
     """What the component exports. `start` and `resume` are for a host that cannot suspend the guest."""
 
     stepped: ClassVar[SteppedRun]  # each call of an export makes a new WitWorld
-    ready: ClassVar[Run | None] = None  # what a rehearsal leaves for the run that comes, which need not make it then
 
     def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         if form == REHEARSAL:
             PLAYER.play(rehearsal.TYPICAL, 1, real_host)
-            WitWorld.ready = Run(real_host, can_wait=True)
             return ""
-        run, WitWorld.ready = WitWorld.ready or Run(real_host, can_wait=True), None
+        run = Run(real_host, can_wait=True)
         try:
             return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
