@@ -168,7 +168,7 @@ def test_a_tokens_attention_has_its_own_bits_however_its_row_is_cut() -> None:
     assert torch.equal(beside[5:35], whole)
     table = torch.tensor([others, blocks, blocks], dtype=torch.int32)
     places = [0, 11, 12]
-    singles = token_kernels.attend_singles(
+    singles = TritonOperations(()).attend(
         query[places], cache.layers[0], table, torch.tensor([40, 512, 513], dtype=torch.int32)
     )
     assert torch.equal(singles[1:], whole[[11, 12]])
