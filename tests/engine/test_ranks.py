@@ -106,6 +106,24 @@ def test_ranks_follow_what_the_first_one_sampled(model: LoadedModel, tmp_path: P
     assert found.tokens == expected.tokens
 
 
+@pytest.mark.parametrize(("sampling", "num_told"), [(Sampling(), 1), (Sampling(temperature=1.0, seed=5), 13)])
+def test_what_was_sampled_is_told_once_a_step_unless_it_is_certain(
+    sampling: Sampling, num_told: int, model: LoadedModel, tmp_path: Path
+) -> None:
+    """Of a prompt in any case."""
+    expected = Decoding(Rig(model), [sampling])
+    expected.serially(12)
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device") as rig:
+        ranks = rig.runner._ranks
+        told: list[torch.Tensor] = []
+        tell = ranks.take_from_first
+        ranks.take_from_first = lambda tensor: (told.append(tensor), tell(tensor))[1]
+        found = Decoding(rig, [sampling])
+        found.ahead(12)
+    assert found.tokens == expected.tokens
+    assert len(told) == num_told
+
+
 class OtherDraws(DeviceRunner):
     """Samples something else than it should."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ from loopwright.engine.executor import create_executor
 from runner_rig import dense, some_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from loopwright.core.executor import Executor
 
 DEVICE, SHAPE, DTYPE = "cuda", "llama-1b", "bfloat16"
-MAX_NOISE = 0.012  # as between one GPU and float32
+MAX_NOISE = 0.02  # each is up to 0.01 from float32, in its own way
 NUM_ROWS, NUM_STEPS = 3, 40
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
@@ -101,11 +102,7 @@ def check_decoding(executor: Executor, sampling: Sampling) -> None:
 
 
 def check_death(executor: Executor) -> None:
-    members = [
-        int(folder.name) for folder in Path("/proc").glob("[0-9]*")
-        if b"loopwright.engine.rank_member" in (folder / "cmdline").read_bytes()
-        and (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid())
-    ]  # fmt: skip
+    members = list(ranks_of_this_process())
     assert len(members) == 1
     futures = [executor.submit(Batch(rows=[ForwardRow([1], 0, [0], [7], sampling=Sampling())])) for _ in range(2)]
     os.kill(members[0], signal.SIGKILL)
@@ -114,3 +111,11 @@ def check_death(executor: Executor) -> None:
         future.exception(timeout=60)  # or it was done before: nothing hangs
     with pytest.raises(Unavailable, match="SIGKILL"):
         executor.submit(Batch()).result(timeout=60)
+
+
+def ranks_of_this_process() -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"loopwright.engine.rank_member" in (folder / "cmdline").read_bytes():
+                yield int(folder.name)

@@ -108,7 +108,9 @@ class DeviceRunner(ModelRunner):
             reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
-        launched.sampled = self._agreed(self._sampled(num_decodes + len(rows), stepping, other), stepping)
+        launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
+        if self._ranks.num_ranks > 1 and (others or (step is not None and not step.is_certain)):
+            launched.sampled = self._agreed(launched.sampled, stepping)
         launched.states = other.states
         if stepping and not single:
             launched.tell = self._steps.tables.sampled
@@ -132,8 +134,6 @@ class DeviceRunner(ModelRunner):
     def _agreed(self, sampled: Tensor, stepping: Sequence[int]) -> Tensor:
         """What the first rank sampled, and puts it where the next step looks. Ranks have the same logits, but a sum
         over them may be rounded in another way, and a draw fall on the other side."""
-        if self._ranks.num_ranks == 1 or not sampled.numel():
-            return sampled
         sampled = self._ranks.take_from_first(sampled)
         if stepping:
             self._steps.note(range(len(stepping)), sampled[:, self._numbers(stepping)])
@@ -378,6 +378,11 @@ class _Step:
     asking: dict[int, ForwardRow]
     fed: Fed | None
     logits: Tensor | None = None  # [rows, vocab_size], once the model has run
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the same logits give the same ids whatever sums are rounded to: those of the largest."""
+        return self.samplings.is_greedy and not self.asking
 
 
 @dataclass(frozen=True, slots=True, eq=False)
