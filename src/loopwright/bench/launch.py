@@ -15,7 +15,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from loopwright.bench import paper
-from loopwright.bench.live import WAITING, live_programs, page_table_bytes, private_bytes, settled_private_bytes
+from loopwright.bench.live import WAITING, live_programs, page_table_bytes, settled_private_bytes
 from loopwright.bench.neighbours import NUM_NEIGHBOURS, rounds_beside
 from loopwright.bench.rows import (
     LAUNCHES_PER_S,
@@ -170,7 +170,7 @@ async def measure_live(runs: Runs, num_live: int) -> list[Row]:
     before = await settled_private_bytes(), page_table_bytes()
     async with live_programs(runs, WAITING, num_live):
         num_running = sum(info.state == "running" for info in await runs.runs())
-        added = private_bytes() - before[0], page_table_bytes() - before[1]
+        added = await settled_private_bytes() - before[0], page_table_bytes() - before[1]
     case = case_name(case="live", n=num_live)
     return [
         measured("launch", case, NUM_LIVE, [float(num_running)], paper.NUM_LIVE),

@@ -16,6 +16,7 @@ from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, RunSpec, open_events
 
 SETTLING_S = 0.1
+SETTLED_BYTES = 1 << 18  # less than an instance has
 
 WAITING = RunSpec(
     source="""
@@ -73,14 +74,14 @@ async def result_of(runs: Runs, run_id: RunId) -> Any:  # noqa: ANN401 (JSON)
 
 
 async def settled_private_bytes() -> int:
-    """`private_bytes` when it falls no more: what has served is closed by a thread, a little later."""
-    lowest = private_bytes()
+    """`private_bytes` when it hardly changes: a thread closes what has served, and makes what waits for launches."""
+    last = private_bytes()
     while True:
         await asyncio.sleep(SETTLING_S)
         now = private_bytes()
-        if now >= lowest:
+        if abs(now - last) <= SETTLED_BYTES:
             return now
-        lowest = now
+        last = now
 
 
 def private_bytes() -> int:
