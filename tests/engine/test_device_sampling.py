@@ -40,6 +40,14 @@ FILTERS = [
 ]
 
 
+def test_columns_lie_as_kernels_read_them() -> None:
+    """A kernel adds the row's number to the address of the first."""
+    columns = RowSamplings.of([Sampling(temperature=place + 1.0, top_k=place, top_p=0.5) for place in range(3)], CPU)
+    for column in (columns.temperatures, columns.top_k, columns.top_p, columns.min_p):
+        assert column.is_contiguous()
+    assert columns.temperatures.flatten().tolist() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("vocab_size", [260, 3000])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 def test_rows_drawn_together_are_drawn_as_each_by_itself(vocab_size: int, temperature: float) -> None:

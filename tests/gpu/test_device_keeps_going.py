@@ -65,6 +65,7 @@ def test_a_closed_executor_gives_its_memory_back() -> None:
     model = model_of("heads of 64, 4 of a group")
     choice = choose_device("cuda", model.config)
     assert choice is not None
+    torch.cuda.empty_cache()  # what other tests left would be used first
     before = torch.cuda.memory_reserved()
     executor = DeviceExecutor(model, choice, num_blocks=20_000, num_slots=4, max_rows=8, max_tokens=64, report=quiet)
     kv_bytes = executor.shape.num_blocks * executor.shape.block_bytes

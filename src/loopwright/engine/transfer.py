@@ -17,8 +17,8 @@ Landing: TypeAlias = Callable[[], NDArray[Any]]
 
 
 def to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy, which is under way when this returns."""
-    return placed(torch.from_numpy(np.array(numbers)), device)
+    """A contiguous copy, which is under way when this returns."""
+    return placed(torch.from_numpy(np.array(numbers, order="C")), device)
 
 
 def placed(tensor: Tensor, device: torch.device) -> Tensor:
