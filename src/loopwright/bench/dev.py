@@ -8,6 +8,7 @@ import asyncio
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, STDOUT, Process
+from contextlib import suppress
 from pathlib import Path
 
 from loopwright.bench.rows import P50_MS, measured
@@ -43,7 +44,8 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
             for number in range(1, options.num_rounds + 1):
                 await _reload(process, path, number, clock, times_s)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                process.kill()
             await process.communicate()
     rows = [measured("dev", f"reload={name}", P50_MS, [1e3 * one for one in found]) for name, found in times_s.items()]
     return Measured(rows=tuple(rows), workload={})
