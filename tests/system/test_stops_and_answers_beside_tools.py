@@ -110,6 +110,7 @@ WEATHER = ("weather", json.dumps({"city": CITY, "days": 2}, ensure_ascii=False))
         (f"I look. STOP {CALL}", ["STOP"], "I look. ", [], "stop"),
         (f"{CALL} done STOP", ["STOP"], " done ", [WEATHER], "tool_calls"),
         (f"{CALL}\n{hermes('noon')}", ["\n"], "", [WEATHER, ("noon", "{}")], "tool_calls"),
+        (f"I{CALL}\n{hermes('noon')}", ["\n"], "I", [WEATHER, ("noon", "{}")], "tool_calls"),
         (f"I\n{CALL}", ["\n"], "I", [], "stop"),
         (f"1 < 2 {CALL}", ["<"], "1 ", [], "stop"),
         (f"12{CALL}", ["2<", "<tool"], "12", [WEATHER], "tool_calls"),
