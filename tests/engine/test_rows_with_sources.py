@@ -55,6 +55,18 @@ def columns(tokens: Sequence[list[int]], num_steps: int, **fields) -> DecodeRows
                       num_generated=[0, 0, 0], **fields)  # fmt: skip
 
 
+def test_rows_have_what_was_written_before_their_source_whatever_control_adds() -> None:
+    """Control adds the source's token to the very list while the step waits; of a text's first token, too."""
+    tokens: list[list[int]] = [[], [], []]
+    for number in range(2):
+        rows = columns(tokens, number, token_ids=[0, 0, 0], sources=range(3)).rows()
+        written = [list(one) for one in tokens]
+        for one in tokens:
+            one.append(7)
+        for row, sampling, before in zip(rows, SAMPLINGS, written, strict=True):
+            assert list(row.generated) == (before if sampling.has_penalties else [])
+
+
 def one_by_one(executor: Executor) -> list[list[int]]:
     """What each text gets when each step waits for the last one."""
     first = executor.submit(Batch(rows=prompt_rows())).result()

@@ -44,7 +44,7 @@ def test_branches_of_a_tree_of_thought_share_batches(branches: int) -> None:
             _, stats = await run(system, "tree_of_thought", branches=branches, max_tokens=12)
             widths = [branches**level for level in (1, 2, 3)]
             assert stats.num_decode_tokens >= 3 * sum(widths)
-            assert stats.num_rows / stats.num_steps >= sum(widths) / 3 * 0.7  # and steps that run what is appended
+            assert stats.num_rows / stats.num_steps >= sum(widths) / 3 * 0.5  # and steps that run what is appended
 
     in_loop(scenario)
 

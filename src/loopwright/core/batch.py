@@ -109,7 +109,7 @@ class DecodeRows(msgspec.Struct, frozen=True):
         ]  # fmt: skip
         for place, source in enumerate(self.sources):
             if source >= 0:  # control may add the source's token while this step waits
-                known = self.generated[place] and self.generated[place][: self.num_generated[place] + num]
+                known = self.generated[place][: self.num_generated[place] + num]  # a copy, also of nothing yet
                 rows[place] = msgspec.structs.replace(rows[place], source=source, generated=known)
         return rows
 

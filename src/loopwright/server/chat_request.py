@@ -170,8 +170,9 @@ def read_chat(body: ChatBody) -> ChatRequest:
     return ChatRequest(body, generation, tools or functions)
 
 
-def chat_spec(request: ChatRequest, model: ModelInfo, *, is_cut: bool = False) -> RunSpec:
-    """The run of the built-in chat program that answers the request. `is_cut`: what does not fit is left out."""
+def chat_spec(request: ChatRequest, model: ModelInfo, *, may_exceed: bool = False) -> RunSpec:
+    """The run of the built-in chat program that answers the request. `may_exceed`: a prompt that cannot fit is taken,
+    since it will be cut, or only counted."""
     refuse(request.body)
     more: dict[str, Any] = {}
     if (opening := _opening(request.body)) != "turn":
@@ -183,7 +184,7 @@ def chat_spec(request: ChatRequest, model: ModelInfo, *, is_cut: bool = False) -
     if template := read_template_options(request.body, model):
         more["template"] = template
     messages = read_messages(request.body.messages)
-    if request.body.truncate_prompt_tokens is None and not is_cut:
+    if request.body.truncate_prompt_tokens is None and not may_exceed:
         check_messages(messages, model)
     spec = model_spec("chat", {"messages": messages}, request.generation, model)
     spec.arguments["options"] = {**spec.arguments["options"], **more}

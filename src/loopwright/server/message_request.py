@@ -202,10 +202,12 @@ def _check_prefill(body: PromptBody) -> None:
         raise BadRequest(f"{field}.content: {problem}", field=f"{field}.content")
 
 
-def message_spec(request: MessagesRequest, model: ModelInfo) -> RunSpec:
-    """The run of the built-in chat program that answers the request. Raises BadRequest for thoughts of a model that has
-    none."""
-    spec, num_tokens = chat_spec(request.chat, model), request.max_thought_tokens
+def message_spec(request: MessagesRequest, model: ModelInfo, *, is_counted: bool = False) -> RunSpec:
+    """The run of the built-in chat program that answers the request. `is_counted`: only its prompt is wanted.
+
+    Raises BadRequest for thoughts of a model that has none."""
+    spec = chat_spec(request.chat, model, may_exceed=is_counted)
+    num_tokens = request.max_thought_tokens
     if num_tokens is not None and model.reasoning is not None:
         spec.arguments["options"]["max_thought_tokens"] = num_tokens
     elif num_tokens:

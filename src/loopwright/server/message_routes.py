@@ -68,7 +68,7 @@ class MessageRoutes:
         asked = await off_loop(request, lambda: read_messages_request(body))
         model = self._generating.model(asked.chat.body.model)
         try:
-            arguments = await off_loop(request, lambda: prompt_arguments(message_spec(asked, model)))
+            arguments = await off_loop(request, lambda: prompt_arguments(message_spec(asked, model, is_counted=True)))
         except LoopwrightError as error:
             raise asked.renamed(error) from None
         found = await self._generating.result(request, "tokenize", model, arguments)

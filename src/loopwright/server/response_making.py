@@ -74,7 +74,7 @@ class ResponseMaking:
         """How many tokens the prompt of a response would have."""
         model = self.generating.model(request.body.model)
         try:
-            arguments = await off_loop(http, lambda: prompt_arguments(response_spec(request, model)))
+            arguments = await off_loop(http, lambda: prompt_arguments(response_spec(request, model, is_counted=True)))
         except LoopwrightError as error:
             raise request.renamed(error) from None
         return len((await self.generating.result(http, "tokenize", model, arguments))["tokens"])

@@ -173,10 +173,10 @@ def read_response(body: ResponseBody, before: Sequence[Json], find: Find) -> Res
     return ResponseRequest(body, chat, tuple(items), tuple(before), by_own_fields)
 
 
-def response_spec(request: ResponseRequest, model: ModelInfo) -> RunSpec:
-    """The run of the built-in chat program that answers the request."""
+def response_spec(request: ResponseRequest, model: ModelInfo, *, is_counted: bool = False) -> RunSpec:
+    """The run of the built-in chat program that answers the request. `is_counted`: only its prompt is wanted."""
     is_cut = request.body.truncation == "auto"
-    spec = chat_spec(request.chat, model, is_cut=is_cut)
+    spec = chat_spec(request.chat, model, may_exceed=is_cut or is_counted)
     if is_cut:
         spec.arguments["options"]["drops_messages"] = True
     if request.body.stream or request.body.background:

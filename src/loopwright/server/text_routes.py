@@ -90,7 +90,9 @@ class TextRoutes:
             if body.add_special_tokens is not None:
                 raise BadRequest("add_special_tokens: a chat template says it itself", field="add_special_tokens")
             chat = ChatBody(model=model.name, messages=body.messages, tools=body.tools)
-            arguments |= await off_loop(request, lambda: prompt_arguments(chat_spec(read_chat(chat), model)))
+            arguments |= await off_loop(
+                request, lambda: prompt_arguments(chat_spec(read_chat(chat), model, may_exceed=True))
+            )
             arguments["add_generation_prompt"] = body.add_generation_prompt is not False
         else:
             if body.add_generation_prompt is not None:
