@@ -149,7 +149,7 @@ def test_there_are_as_many_blocks_as_all_ranks_have_room_for(tmp_path: Path, mon
 rank = settings["rank"]
 say({"type": "Loaded", "room": {"num_blocks": 100 - 10 * rank, "step_tokens": 500 + rank}})
 hear()
-hear()
+sys.stdin.buffer.read()  # until the group is closed
 """
     with played(tmp_path, monkeypatch, script) as group:
         assert group.meet(Room(95, 600)) == Room(80, 501)
