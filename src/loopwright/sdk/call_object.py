@@ -51,6 +51,25 @@ Found: TypeAlias = str | CallBegun | ArgumentsText | FoundCall | Fault
 """A piece of the text that is no call's, a part of a call or its end, or what failed to be one."""
 
 
+class StepReader:
+    """Reads text that comes in portions, a thing at a time."""
+
+    def __init__(self) -> None:
+        self._text = ""  # not read yet
+
+    def push(self, text: str) -> list[Found]:
+        """What is certain by now, in order."""
+        self._text += text
+        found: list[Found] = []
+        while self._step(found):
+            pass
+        return found
+
+    def _step(self, found: list[Found]) -> bool:
+        """Adds the next thing of the text. False if more has to come before it is known."""
+        raise NotImplementedError
+
+
 class CallObject:
     """Follows an object with `name` and, under `key`, an object of arguments; other keys mean nothing.
 

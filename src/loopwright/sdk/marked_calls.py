@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import replace
 
-from loopwright.sdk.call_object import SPACE, ArgumentsText, CallBegun, Fault, Found, call_of
+from loopwright.sdk.call_object import SPACE, ArgumentsText, CallBegun, Fault, Found, StepReader, call_of
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKS = (CALLS, CALL_ID, ARGS)
@@ -19,21 +19,14 @@ _HEAD = re.compile(r"\s*([A-Za-z0-9_./:-]+)\s*(?:\[CALL_ID\][^\[\]]*)?")
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 
-class MarkedReader:
+class MarkedReader(StepReader):
     """`[TOOL_CALLS]`, a name, perhaps `[CALL_ID]` and an id, which means nothing here, `[ARGS]`, an object."""
 
     def __init__(self) -> None:
-        self._text = ""  # not read yet
+        super().__init__()
         self._state = "text"  # "text", "head", "arguments"
         self._name = self._frame = ""  # of the call that is read
         self._object = ObjectText()
-
-    def push(self, text: str) -> list[Found]:
-        self._text += text
-        found: list[Found] = []
-        while self._step(found):
-            pass
-        return found
 
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""

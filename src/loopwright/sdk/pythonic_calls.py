@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-from loopwright.sdk.call_object import SPACE, ArgumentsText, CallBegun, Fault, Found, FoundCall
+from loopwright.sdk.call_object import SPACE, ArgumentsText, CallBegun, Fault, Found, FoundCall, StepReader
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./:-]*")
 _BEGINNING = re.compile(r"\s*(?:[A-Za-z_][A-Za-z0-9_./:-]*\s*)?")
@@ -18,25 +18,18 @@ _BETWEEN = SPACE + ","
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-class PythonicReader:
+class PythonicReader(StepReader):
     """A turn that begins with a bracket, a name and a parenthesis is calls, in a list; any other is text, and so is
     what follows the list. Values are Python's literals, or JSON's. The list may have other brackets."""
 
     def __init__(self, opening: str = "[", closing: str = "]") -> None:
+        super().__init__()
         self._opening, self._closing = opening, closing
-        self._text = ""  # not read yet
         self._state = "start"  # "start", "list", "call", "text"
         self._name = ""
         self._arguments: dict[str, Any] = {}
         self._written: list[str] = []  # of the call, as it was read
         self._argument = ArgumentEnd()
-
-    def push(self, text: str) -> list[Found]:
-        self._text += text
-        found: list[Found] = []
-        while self._step(found):
-            pass
-        return found
 
     @property
     def num_unread(self) -> int:

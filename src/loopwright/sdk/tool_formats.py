@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from loopwright.sdk.call_object import SPACE, CallObject, Fault, Found
+from loopwright.sdk.call_object import SPACE, CallObject, Fault, Found, StepReader
 from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.marked_calls import CALLS, MarkedReader, beginning_at_end
 from loopwright.sdk.pythonic_calls import PythonicReader
@@ -34,24 +34,17 @@ class CallReader(Protocol):
         ...
 
 
-class HermesReader:
+class HermesReader(StepReader):
     """`<tool_call>`, an object with `name` and `arguments` or a list of such, `</tool_call>`; any text before, between
     and after."""
 
     def __init__(self) -> None:
-        self._text = ""  # not read yet
+        super().__init__()
         self._object: CallObject | None = None
         self._is_list = False  # the tags are around a list
         self._frame = ""  # what was read before the object, and is lost unless the object is a call
         self._fault: Fault | None = None  # of the call that is malformed, up to its end tag
         self._is_behind_object = False  # its end tag comes, or text
-
-    def push(self, text: str) -> list[Found]:
-        self._text += text
-        found: list[Found] = []
-        while self._step(found):
-            pass
-        return found
 
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""

@@ -3,32 +3,25 @@
 Readers of `tool_formats`. Whether a turn is calls is known from how it begins; any other turn is text as it is.
 """
 
-from loopwright.sdk.call_object import SPACE, CallObject, Found
+from loopwright.sdk.call_object import SPACE, CallObject, Found, StepReader
 from loopwright.sdk.pythonic_calls import PythonicReader
 
 JSON_FENCE, CODE_FENCE, FENCE = "```json", "```tool_code", "```"
 
 
-class TurnReader:
+class TurnReader(StepReader):
     """A turn that is calls is objects with `name` and, under `key`, arguments, with commas or semicolons between; with
     `is_list` in brackets, or with and without if that is None. It is calls if it begins with a brace, or a bracket and
     a brace; `mark` may come first, and `end` last. Any other turn is text, and so is what follows the calls."""
 
     def __init__(self, key: str, *, is_list: bool | None = False, mark: str = "", end: str = "") -> None:
+        super().__init__()
         self._key, self._mark = key, mark
         self._openings = {False: ("{",), True: ("[{",), None: ("{", "[{")}[is_list]
         self._between = SPACE + {False: ";", True: ",", None: ",;"}[is_list]
         self._ends = [one for one in ("" if is_list is False else "]", end) if one]  # that may still come, in order
-        self._text = ""
         self._object: CallObject | None = None
         self._state = "start"  # "start", "call", "between", "behind" (the list), "text"
-
-    def push(self, text: str) -> list[Found]:
-        self._text += text
-        found: list[Found] = []
-        while self._step(found):
-            pass
-        return found
 
     def finish(self) -> list[Found]:
         left, self._text = self._text, ""
