@@ -146,6 +146,12 @@ static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int pa
     kept = sums;
 }
 
+#ifdef __AVX512F__
+constexpr int kMostTimes = 12, kMostLevelTimes = 6;  // vectors of a tile: what 32 registers hold beside what is loaded
+#else
+constexpr int kMostTimes = 4, kMostLevelTimes = 4;
+#endif
+
 // M vectors from `first` times one panel: write(vector, sums of its first 16 outputs, sums of its other 16).
 template <int M, class Write>
 static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inputs, int first, Write write) {
@@ -162,25 +168,27 @@ static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inp
                 mine.of[m][n] = matrix.bias ? load(matrix.bias + panel * kPanel + (part + n) * kLanes) : Floats{};
         switch (matrix.kind) {
             case kBf16: times_bf16<N, M>(matrix, panel, part, inputs, first, mine); break;
-            case kBytes: times_bytes<N, M>(matrix, panel, part, inputs, first, mine); break;
-            case kNibbles: times_nibbles<N, M>(matrix, panel, part, inputs, first, mine); break;
+            default:
+                if constexpr (M <= kMostLevelTimes) {
+                    if (matrix.kind == kBytes) times_bytes<N, M>(matrix, panel, part, inputs, first, mine);
+                    else times_nibbles<N, M>(matrix, panel, part, inputs, first, mine);
+                }
         }
     }
     for (int m = 0; m < M; m++) write(first + m, sums[0].of[m][0], sums[1 / N].of[m][1 % N]);
 }
 
-// All vectors from `first` to before `end` times one panel, in tiles of as many as registers hold.
+// All vectors from `first` to before `end` times one panel: in as few tiles as registers allow, as equal as can be, since a small
+// tile takes about as long as one that keeps the multipliers busy.
 template <class Write>
 static inline void times_panel(const Matrix& matrix, int panel, const Inputs& inputs, int first, int end,
                                Write write) {
-#ifdef __AVX512F__
-    if (matrix.kind == kBf16)
-        for (; end - first >= 12; first += 12) times_tile<12>(matrix, panel, inputs, first, write);
-    for (; end - first >= 6; first += 6) times_tile<6>(matrix, panel, inputs, first, write);
-#endif
-    for (; end - first >= 4; first += 4) times_tile<4>(matrix, panel, inputs, first, write);
-    for (; end - first >= 2; first += 2) times_tile<2>(matrix, panel, inputs, first, write);
-    for (; end - first >= 1; first += 1) times_tile<1>(matrix, panel, inputs, first, write);
+    const int most = matrix.kind == kBf16 ? kMostTimes : kMostLevelTimes;
+    for (int left = (end - first + most - 1) / most; left > 0; left--) {
+        int num = (end - first + left - 1) / left;
+        with_count<kMostTimes>(num, [&](auto count) { times_tile<count>(matrix, panel, inputs, first, write); });
+        first += num;
+    }
 }
 
 }  // namespace loopwright
