@@ -116,7 +116,6 @@ class ModelRunner:
             num_slots=num_slots,
             block_bytes=BLOCK_SIZE * (kv_bytes_per_token(model.config) if device is None else device.cache.token_bytes),
             steps_ahead="possible" if device is None else "usual",
-            takes_late_bits=share is None,  # other ranks have the batch as a message
         )
         self._carried = Carried()
         self._device = torch.device("cpu") if device is None else device.device
