@@ -25,7 +25,7 @@ from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, ModelRunner, Share, errors_of
+from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.sampler import Question
 from loopwright.engine.transfer import to_device
@@ -72,7 +72,7 @@ class DeviceRunner(ModelRunner):
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = _Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
-        self._decoder, self._forward = parts.decoder, self._forward_beside
+        self._decoder = parts.decoder
         self._step: _Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
@@ -255,16 +255,20 @@ class DeviceRunner(ModelRunner):
         finally:
             self._step = None
 
-    def _forward_beside(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
-        """The pass of the model runner, with the decode step in it, if one waits."""
+    def _run_layers(
+        self, vectors: Tensor, positions: Tensor, rows: Sequence[AttentionRow], asked: Callable[[], NDArray[np.int64]]
+    ) -> Hidden:
+        """The pass of the model runner, with the decode step in it, if one waits. Of the last layer, what nobody asks
+        for is left out."""
+        kept = asked()
+        beside = Beside(vectors, positions, rows, None if len(kept) == len(vectors) else self._numbers(kept))
         step, self._step = self._step, None
         if step is None:
-            return self._decoder.forward(hidden, positions, rows)
+            return Hidden(self._decoder.forward(*beside), kept)
         step.logits, hidden = self._steps.forward_beside(
-            step.decodes, step.singles, self._before.sampled, Beside(hidden, positions, rows),
-            is_greedy=step.samplings.is_greedy,
-        )  # fmt: skip
-        return hidden
+            step.decodes, step.singles, self._before.sampled, beside, is_greedy=step.samplings.is_greedy
+        )
+        return Hidden(hidden, kept)
 
     def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
         fed = self._fed(rows)
@@ -272,8 +276,8 @@ class DeviceRunner(ModelRunner):
         plain = [number for number, row in enumerate(rows) if _is_plain(row) and not row.num_drafts]
         for start in range(0, len(plain), self._steps.max_rows):
             part = plain[start : start + self._steps.max_rows]
-            index = self._numbers([ends[one] - 1 for one in part])
-            outputs = self._drawn(self._model.normalize(hidden[index]), [rows[one] for one in part])
+            last = hidden.of([ends[one] - 1 for one in part])
+            outputs = self._drawn(self._model.normalize(last), [rows[one] for one in part])
             if fed is not None:
                 outputs[2] |= fed.of(self._numbers(part)).has_failed.int()
             own = [places[one] for one in part]
@@ -288,7 +292,7 @@ class DeviceRunner(ModelRunner):
         asked = [one for one in asked if one.questions]
         if asked:
             mine = None if fed is None else fed.of(self._numbers(asking))
-            found = self._ask(asked, lambda index: self._model.normalize(hidden[self._numbers(index)]), mine)
+            found = self._ask(asked, lambda index: self._model.normalize(hidden.of(index)), mine)
             own = [places[number] for number in asking]
             other.parts.append((found.pending, own))
             other.sampled.append((own, found.sampled))

@@ -39,11 +39,13 @@ def bucket_sizes(max_rows: int) -> list[int]:
 
 
 class Beside(NamedTuple):
-    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], and whose."""
+    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], whose they are,
+    and of which tokens the hidden states are asked for; None: of all."""
 
     hidden: Tensor
     positions: Tensor
     rows: Sequence[AttentionRow]
+    kept: Tensor | None
 
 
 class DecodeSteps:
@@ -115,7 +117,7 @@ class DecodeSteps:
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, beside: Beside, *,
         is_greedy: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' tokens."""
+        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' kept tokens."""
         num_rows = len(decodes) + len(singles)
         size = self._enter(decodes, singles, before)
         logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
