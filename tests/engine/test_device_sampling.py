@@ -12,8 +12,8 @@ import torch
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun
 from loopwright.engine.cuda.answers import Answers, Fed
-from loopwright.engine.cuda.processing import draw_open
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, SamplingColumns, draw_rows
+from loopwright.engine.cuda.processing import draw as draw_by_sorting
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
 from loopwright.engine.sampler import Question, answer
 from loopwright.sdk import tensor
@@ -58,7 +58,8 @@ def test_rows_drawn_together_are_drawn_as_each_by_itself(vocab_size: int, temper
         for place, fields in enumerate(itertools.chain(*[FILTERS] * 3))
     ]  # fmt: skip
     positions = np.arange(len(samplings)) * 7
-    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
+    outputs = draw_rows(draw_by_sorting, logits, logits, RowSamplings.of(samplings, CPU), positions)
+    ids, logprobs = outputs[0], outputs[1].view(torch.float32)
     expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
     for row, result in enumerate(expected):
         assert int(ids[row]) == result.token_id
@@ -77,7 +78,7 @@ def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
 
 
 def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
-    return Answers(logits, asked, SamplingColumns(CPU), draw_open, fed).results()
+    return Answers(logits, asked, SamplingColumns(CPU), draw_by_sorting, fed).results()
 
 
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
@@ -137,24 +138,8 @@ def test_a_vector_that_a_sampler_carries_is_not_kept_by_a_row_for_all(monkeypatc
     run = SamplerRun(traced(SAMPLERS["presence"], STATES["presence"]), initial(STATES["presence"]))
     asked = [Question((), Sampling(), 3, sampler=run)] * 3
     logits = some_logits(3, 260)
-    answers = Answers(logits, asked, SamplingColumns(CPU), draw_open)
+    answers = Answers(logits, asked, SamplingColumns(CPU), draw_by_sorting)
     assert_same(answers.results(), answer(logits, asked))
     for state in answers.states.values():
         assert len(state.columns["counts"]) == 1
         assert state.columns["counts"].untyped_storage().nbytes() == 8 * 260
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_a_nucleus_that_is_larger_than_what_was_sorted_is_drawn_from_all(temperature: float) -> None:
-    wide = [{"top_p": 0.99}, {"top_p": 0.97, "min_p": 0.01}, {"top_k": 1000, "top_p": 0.999}, {"top_p": 0.01}, {}]
-    samplings = [
-        Sampling(temperature=temperature, seed=place, logprobs="processed", **one) for place, one in enumerate(wide)
-    ]
-    samplings.append(Sampling())
-    logits = some_logits(6, 5 * MAX_CANDIDATES, spread=0.3)
-    logits[2] = logits[2].round()  # more tie with the thousandth than were sorted
-    positions = np.arange(6) + 4
-    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
-    expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
-    assert ids.tolist() == [one.token_id for one in expected]
-    assert logprobs.tolist() == pytest.approx([one.logprob for one in expected], abs=1e-4)

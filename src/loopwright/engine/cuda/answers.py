@@ -19,7 +19,7 @@ from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
 from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, DrawOpen, SamplingColumns, draw_rows
+from loopwright.engine.cuda.sampling import Draw, SamplingColumns, draw_rows
 from loopwright.engine.cuda.traced_rows import run_group
 from loopwright.engine.draws import draw_each, uniforms
 from loopwright.engine.sampler import Question, not_finite
@@ -44,7 +44,7 @@ class Answers:
     """What was launched for some questions. `results` may be asked on any thread."""
 
     def __init__(
-        self, logits: Tensor, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen,
+        self, logits: Tensor, questions: Sequence[Question], columns: SamplingColumns, draw: Draw,
         fed: Fed | None = None,
     ) -> None:  # fmt: skip
         """For float32 logits [num_questions, vocab_size]."""
@@ -56,7 +56,7 @@ class Answers:
         self.has_failed = has_failed
         """[num_questions], on the device; rows whose samplers failed are not among them."""
         self._have_failed = self._copies.take(has_failed)
-        choosing = _Choosing(questions, columns, draw_open, self._copies)
+        choosing = _Choosing(questions, columns, draw, self._copies)
         self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
         self._sampled = self._told(logits, normalizers, has_failed)
         self._tops = self._ask_tops(logits, normalizers)
@@ -160,10 +160,8 @@ class _Read:
 class _Choosing:
     """Has rows choose their tokens, each in the way that it needs."""
 
-    def __init__(
-        self, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen, copies: HostCopies
-    ) -> None:
-        self._questions, self._columns, self._draw_open, self._copies = questions, columns, draw_open, copies
+    def __init__(self, questions: Sequence[Question], columns: SamplingColumns, draw: Draw, copies: HostCopies) -> None:
+        self._questions, self._columns, self._draws, self._copies = questions, columns, draw, copies
 
     def choose(self, logits: Tensor, fed: Tensor | None) -> _Chosen:
         """Of all rows that sample."""
@@ -193,19 +191,19 @@ class _Choosing:
             chosen.errors.append(([rows[place] for place in places], group.errors))
         common = [place for place, one in enumerate(questions) if one.sampler is None and _is_common(one.sampling)]
         if common:
-            self._draw(_of(scores, common), common, chosen)
+            self._draw(_of(logits[index], common), _of(scores, common), common, chosen)
         rare = sorted(set(range(num)).difference(common, traced))
         if rare:
             self._filter(_of(scores, rare).double(), rare, chosen)
         return chosen
 
-    def _draw(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
+    def _draw(self, logits: Tensor, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
         asked = [self._questions[chosen.rows[place]] for place in places]
         samplings = self._columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
         positions = np.array([one.position for one in asked])
-        token_ids, processed = draw_rows(scores, samplings, positions, self._draw_open)
-        _put(chosen.token_ids, places, token_ids)
-        _put(chosen.processed, places, processed.double())
+        outputs = draw_rows(self._draws, logits, scores, samplings, positions)
+        _put(chosen.token_ids, places, outputs[0].long())
+        _put(chosen.processed, places, outputs[1].view(torch.float32).double())
 
     def _filter(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
         """Rows that need the whole vocabulary in order."""
@@ -225,10 +223,10 @@ class _Choosing:
 
 
 def _is_common(sampling: Sampling | None) -> bool:
-    """Whether the likeliest tokens say enough."""
+    """Whether a draw says all of it."""
     if sampling is None or (sampling.top_logprobs and sampling.logprobs == "processed"):
         return False
-    return sampling.temperature == 0 or (sampling.typical_p == 1 and sampling.top_k < MAX_CANDIDATES)
+    return sampling.temperature == 0 or sampling.typical_p == 1
 
 
 def _of(values: Tensor, places: Sequence[int]) -> Tensor:
