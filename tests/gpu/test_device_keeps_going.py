@@ -55,9 +55,9 @@ def test_questions_are_answered_on_the_gpu_as_on_the_cpu() -> None:
     logits[1, 40] = torch.nan
     with torch.inference_mode():
         on_gpu = logits.to(CUDA)
-        Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
+        Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw)
         with no_waiting():
-            answers = Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
+            answers = Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw)
         assert_same(answers.results(), answer(logits, asked))
 
 
