@@ -11,9 +11,10 @@ import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun
-from loopwright.engine.cuda.answers import Answers, Fed
+from loopwright.engine.cuda.answers import Answers, Fed, Ways
 from loopwright.engine.cuda.processing import draw as draw_by_sorting
-from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, ordered_top
+from loopwright.engine.cuda.traced_graphs import TracedSamplers
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
 from loopwright.engine.sampler import Question, answer
 from loopwright.sdk import tensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from loopwright.core.batch import RowResult
 
 CPU = torch.device("cpu")
+WAYS = Ways(SamplingColumns(CPU), draw_by_sorting, ordered_top, TracedSamplers())
 
 
 FILTERS = [
@@ -78,7 +80,7 @@ def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
 
 
 def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
-    return Answers(logits, asked, SamplingColumns(CPU), draw_by_sorting, fed).results()
+    return Answers(logits, asked, WAYS, fed).results()
 
 
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
@@ -138,7 +140,7 @@ def test_a_vector_that_a_sampler_carries_is_not_kept_by_a_row_for_all(monkeypatc
     run = SamplerRun(traced(SAMPLERS["presence"], STATES["presence"]), initial(STATES["presence"]))
     asked = [Question((), Sampling(), 3, sampler=run)] * 3
     logits = some_logits(3, 260)
-    answers = Answers(logits, asked, SamplingColumns(CPU), draw_by_sorting)
+    answers = Answers(logits, asked, WAYS)
     assert_same(answers.results(), answer(logits, asked))
     for state in answers.states.values():
         assert len(state.columns["counts"]) == 1

@@ -19,7 +19,8 @@ from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
 from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
-from loopwright.engine.cuda.sampling import Draw, SamplingColumns, draw_rows
+from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows
+from loopwright.engine.cuda.traced_graphs import TracedSamplers
 from loopwright.engine.cuda.traced_rows import run_group
 from loopwright.engine.draws import draw_each, uniforms
 from loopwright.engine.sampler import Question, not_finite
@@ -40,12 +41,21 @@ class Fed:
         return Fed(self.token_ids[rows], self.has_failed[rows])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """With what rows are answered: a device's own, from step to step."""
+
+    columns: SamplingColumns
+    draw: Draw
+    top: Top
+    samplers: TracedSamplers
+
+
 class Answers:
     """What was launched for some questions. `results` may be asked on any thread."""
 
     def __init__(
-        self, logits: Tensor, questions: Sequence[Question], columns: SamplingColumns, draw: Draw,
-        fed: Fed | None = None,
+        self, logits: Tensor, questions: Sequence[Question], ways: Ways, fed: Fed | None = None
     ) -> None:  # fmt: skip
         """For float32 logits [num_questions, vocab_size]."""
         self._questions, self._copies = questions, HostCopies()
@@ -56,12 +66,12 @@ class Answers:
         self.has_failed = has_failed
         """[num_questions], on the device; rows whose samplers failed are not among them."""
         self._have_failed = self._copies.take(has_failed)
-        choosing = _Choosing(questions, columns, draw, self._copies)
+        choosing = _Choosing(questions, ways, self._copies)
         self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
         self._sampled = self._told(logits, normalizers, has_failed)
-        self._tops = self._ask_tops(logits, normalizers)
+        self._tops = self._ask_tops(logits, normalizers, ways.top)
         asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
-        self._distributions = ask_distributions(logits, normalizers, asked, self._copies)
+        self._distributions = ask_distributions(logits, normalizers, asked, ways.top, self._copies)
         self._copies.sent()
 
     @property
@@ -106,7 +116,7 @@ class Answers:
         return sampled
 
     def _ask_tops(
-        self, logits: Tensor, normalizers: Tensor
+        self, logits: Tensor, normalizers: Tensor, top: Top
     ) -> list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]]:
         """Raw ones, of the rows that want some, beside the processed ones."""
         wanted = {
@@ -116,7 +126,7 @@ class Answers:
         if not wanted:
             return self._chosen.tops
         index = to_device(np.array(list(wanted)), logits.device)
-        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), self._copies)
+        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), top, self._copies)
         return [*self._chosen.tops, (list(wanted), raw)]
 
 
@@ -160,8 +170,8 @@ class _Read:
 class _Choosing:
     """Has rows choose their tokens, each in the way that it needs."""
 
-    def __init__(self, questions: Sequence[Question], columns: SamplingColumns, draw: Draw, copies: HostCopies) -> None:
-        self._questions, self._columns, self._draws, self._copies = questions, columns, draw, copies
+    def __init__(self, questions: Sequence[Question], ways: Ways, copies: HostCopies) -> None:
+        self._questions, self._ways, self._copies = questions, ways, copies
 
     def choose(self, logits: Tensor, fed: Tensor | None) -> _Chosen:
         """Of all rows that sample."""
@@ -181,7 +191,9 @@ class _Choosing:
         runs = [one for place in traced if (one := questions[place].sampler) is not None]
         for graph, numbers in by_graph(runs).items():
             places = [traced[number] for number in numbers]
-            group = run_group(graph, [questions[place] for place in places], _of(scores, places), self._copies)
+            group = run_group(
+                graph, [questions[place] for place in places], _of(scores, places), self._ways.samplers, self._copies
+            )
             if group.scores is not None:
                 self._filter(group.scores, places, chosen)
             if group.token_ids is not None:
@@ -199,9 +211,9 @@ class _Choosing:
 
     def _draw(self, logits: Tensor, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
         asked = [self._questions[chosen.rows[place]] for place in places]
-        samplings = self._columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
+        samplings = self._ways.columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
         positions = np.array([one.position for one in asked])
-        outputs = draw_rows(self._draws, logits, scores, samplings, positions)
+        outputs = draw_rows(self._ways.draw, logits, scores, samplings, positions)
         _put(chosen.token_ids, places, outputs[0].long())
         _put(chosen.processed, places, outputs[1].view(torch.float32).double())
 
@@ -209,7 +221,7 @@ class _Choosing:
         """Rows that need the whole vocabulary in order."""
         asked = [self._questions[chosen.rows[place]] for place in places]
         own = [one.sampling for one in asked if one.sampling is not None]
-        samplings = self._columns.of_adjusted(own)
+        samplings = self._ways.columns.of_adjusted(own)
         weights = kept_weights(scores, samplings)
         numbers = uniforms(samplings.seeds, np.array([one.position for one in asked]))
         token_ids, totals = draw_each(weights, to_device(numbers, scores.device)), weights.sum(-1)
@@ -218,7 +230,9 @@ class _Choosing:
         listing = [number for number, one in enumerate(own) if one.top_logprobs and one.logprobs == "processed"]
         if listing:
             sizes = [own[number].top_logprobs for number in listing]
-            read = ask_tops(_of(weights, listing).log(), _of(totals, listing).log(), sizes, self._copies)
+            read = ask_tops(
+                _of(weights, listing).log(), _of(totals, listing).log(), sizes, self._ways.top, self._copies
+            )
             chosen.tops.append(([chosen.rows[places[number]] for number in listing], read))
 
 

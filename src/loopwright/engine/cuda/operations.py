@@ -13,7 +13,7 @@ from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
 from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables, adjusted_by, counted
-from loopwright.engine.cuda.sampling import RowSamplings
+from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -92,6 +92,11 @@ class Operations(Protocol):
         """Counts what the first rows chose, int32 [num_rows]."""
         ...
 
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The largest of values [num_rows, num_ids] and their ids, [num_rows, size] each: falling, the lowest id first
+        on a tie."""
+        ...
+
 
 class TorchOperations:
     """Implements Operations, on any device."""
@@ -166,6 +171,9 @@ class TorchOperations:
 
     def note(self, tables: AdjustmentTables, token_ids: Tensor) -> None:
         counted(tables, token_ids)
+
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return ordered_top(values, size)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]

@@ -16,10 +16,12 @@ def kept_weights(scores: Tensor, samplings: RowSamplings) -> Tensor:
     probabilities, the heaviest 1, and 0 for what the filters do not leave; of greedy rows, the best token alone."""
     top, best = scores.max(-1, keepdim=True)
     weights = ((scores - top) / samplings.temperatures).exp()
-    weights = _of_top_k(weights, samplings)
+    if samplings.has_top_k:
+        weights = _of_top_k(weights, samplings)
     if samplings.has_typical:
         weights = _typical(weights, samplings.typical_p)
-    weights = _nucleus(weights, samplings.top_p)
+    if samplings.has_top_p:
+        weights = _nucleus(weights, samplings.top_p)
     weights = torch.where(weights >= samplings.min_p, weights, 0.0)
     alone = torch.zeros_like(weights).scatter_(1, best, 1.0)
     return torch.where(samplings.greedy[:, None], alone, weights)

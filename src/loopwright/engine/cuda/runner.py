@@ -19,11 +19,12 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
-from loopwright.engine.cuda.answers import Answers, Fed
+from loopwright.engine.cuda.answers import Answers, Fed, Ways
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_adjusting, is_special
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
+from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
@@ -73,6 +74,9 @@ class DeviceRunner(ModelRunner):
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = _Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
+        samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
+        self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
         self._step: _Step | None = None  # waits for the pass of the other rows
 
@@ -232,7 +236,7 @@ class DeviceRunner(ModelRunner):
             fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
         questions = [_question(asking[place]) for place in mine]
-        answers = Answers(wanted, questions, self._columns, self._draw, fed)
+        answers = Answers(wanted, questions, self._ways, fed)
         self._steps.note(mine, answers.sampled)
         own = [places[place] for place in mine]
         other.parts.append((answers, own))
@@ -324,7 +328,7 @@ class DeviceRunner(ModelRunner):
         for logits, questions in self._logits_of(asked, vectors):
             rows = row_of[start : start + len(questions)]
             mine = None if fed is None else fed.of(self._numbers(rows))
-            answers.append(Answers(logits, questions, self._columns, self._draw, mine))
+            answers.append(Answers(logits, questions, self._ways, mine))
             states.update({rows[number]: state for number, state in answers[-1].states.items()})
             start += len(questions)
         told = torch.cat([one.sampled for one in answers], dim=1)

@@ -4,7 +4,6 @@
 definitions are those of docs/sampling.md, and engine.sampler has them row by row.
 """
 
-import importlib.util
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +107,12 @@ class SamplingColumns:
         return columns
 
 
+class Top(Protocol):
+    """`Operations.top`."""
+
+    def __call__(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]: ...
+
+
 class Draw(Protocol):
     """`Operations.draw`."""
 
@@ -132,21 +137,6 @@ def is_adjusting(sampling: Sampling) -> bool:
 
 
 def ordered_top(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest values and their ids, [num_rows, size] each: falling, the lowest id first on a tie."""
-    found, ids = _largest(values, size)
-    ids, order = ids.sort(dim=-1)
-    found, order = found.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return found, ids.gather(1, order)
-
-
-def _largest(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """In any order. FlashInfer's is several times faster than torch's for a large vocabulary."""
-    if size == values.shape[1]:
-        return values, torch.arange(size, device=values.device).expand_as(values)
-    if not values.is_cuda or values.dtype != torch.float32 or importlib.util.find_spec("flashinfer") is None:
-        found, ids = values.topk(size, dim=-1, sorted=False)
-        return found, ids
-    import flashinfer  # noqa: PLC0415 (there may be none)
-
-    found, ids = flashinfer.top_k(values, size, deterministic=True)
-    return found, ids
+    """As `Operations.top`."""
+    found, ids = values.sort(dim=-1, descending=True, stable=True)
+    return found[:, :size], ids[:, :size]
