@@ -43,17 +43,14 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     if samplings.has_top_p:
         for number in range(_ROUNDS):
             _sum[grid](
-                scores, found, *columns, low, counts, sums, above, num_rows, vocab_size, parts, number,
-                HAS_TOP_K=samplings.has_top_k, **sizes,
+                scores, found, *columns, low, counts, sums, above, num_rows, vocab_size, parts, number, **sizes
             )  # fmt: skip
-    kinds = {"HAS_TOP_K": samplings.has_top_k, "HAS_TOP_P": samplings.has_top_p}
     _weigh[grid](
-        scores, found, *columns, low, counts, sums, above, best, masses, num_rows, vocab_size, parts, size, **kinds,
-        **sizes,
+        scores, found, *columns, low, counts, sums, above, best, masses, num_rows, vocab_size, parts, size, **sizes,
     )  # fmt: skip
     _choose[(num_rows,)](
         logits, scores, found, *columns, samplings.greedy, samplings.processed, numbers, low, counts, sums, above, best,
-        masses, outputs, num_rows, vocab_size, parts, size, **kinds, **sizes,
+        masses, outputs, num_rows, vocab_size, parts, size, **sizes,
     )  # fmt: skip
     return outputs
 
@@ -162,7 +159,7 @@ def _nucleus_so_far(low, sums, above, row, num_rows, parts, top_p, number, PARTS
 @triton.jit(do_not_specialize=["num_rows", "number"])
 def _sum(
     scores, found, temperatures, top_k, all_top_p, min_p, all_low, counts, sums, above, num_rows, vocab_size, parts,
-    number, HAS_TOP_K: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    number, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The weights of one chunk, in sum, with keys from each of sixteen on, for rows with top_p."""
     row = tl.program_id(0).to(tl.int64)
@@ -182,10 +179,9 @@ def _sum(
         keys = _keys(values)
         end = begin.to(tl.int64) + (tl.full((), 1, tl.int64) << (32 - 4 * number))
         inside = mask & (keys >= begin) & (keys.to(tl.int64) < end)
-        if HAS_TOP_K:
-            size = tl.load(top_k + row)
-            if size > 0:
-                inside = inside & (keys >= _low_of_counts(all_low, counts, row, num_rows, parts, size, 8, PARTS))
+        size = tl.load(top_k + row)
+        if size > 0:
+            inside = inside & (keys >= _low_of_counts(all_low, counts, row, num_rows, parts, size, 8, PARTS))
         way = tl.arange(0, _WAYS)
         masses = tl.zeros((_WAYS,), tl.float64)
         if tl.sum(inside.to(tl.int32), axis=0) > 0:
@@ -199,31 +195,29 @@ def _sum(
 
 @triton.jit
 def _lowest_kept(
-    all_low, counts, sums, above, row, num_rows, parts, top_k, top_p, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr,
+    all_low, counts, sums, above, row, num_rows, parts, top_k, top_p,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """The lowest key that the filters leave; and the mass that a nucleus wants, or infinity: all that tie stay."""
     low, wanted = tl.full((), _LOWEST, tl.int32), tl.full((), float("inf"), tl.float64)
-    if HAS_TOP_K:  # noqa: SIM102 (one is known when it is compiled)
-        if top_k > 0:
-            low = _low_of_counts(all_low, counts, row, num_rows, parts, top_k, 8, PARTS)
-    if HAS_TOP_P:  # noqa: SIM102
-        if top_p < 1.0:
-            low, _, wanted = _nucleus_so_far(all_low + 9 * num_rows, sums, above, row, num_rows, parts, top_p, 8, PARTS)
+    if top_k > 0:
+        low = _low_of_counts(all_low, counts, row, num_rows, parts, top_k, 8, PARTS)
+    if top_p < 1.0:
+        low, _, wanted = _nucleus_so_far(all_low + 9 * num_rows, sums, above, row, num_rows, parts, top_p, 8, PARTS)
     return low, wanted
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _weigh(
     scores, found, temperatures, all_top_k, all_top_p, all_min_p, all_low, counts, sums, above, best, masses, num_rows,
-    vocab_size, parts, plane, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, PARTS: tl.constexpr,
+    vocab_size, parts, plane, PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk: the weights of what the filters leave for sure, in sum, and how many tie with the lowest."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
-    low, _ = _lowest_kept(all_low, counts, sums, above, row, num_rows, parts, top_k, top_p, HAS_TOP_K, HAS_TOP_P, PARTS)
+    low, _ = _lowest_kept(all_low, counts, sums, above, row, num_rows, parts, top_k, top_p, PARTS)
     column = part * CHUNK + tl.arange(0, CHUNK)
     mask = column < vocab_size
     values = tl.load(scores + row * vocab_size + column, mask=mask, other=-float("inf"))
@@ -238,8 +232,7 @@ def _weigh(
 @triton.jit(do_not_specialize=["num_rows"])
 def _choose(  # noqa: PLR0915 (sums in one place)
     logits, scores, found, temperatures, all_top_k, all_top_p, all_min_p, greedy, processed, numbers, all_low, counts,
-    sums, above, best, masses, outputs, num_rows, vocab_size, parts, plane, HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    sums, above, best, masses, outputs, num_rows, vocab_size, parts, plane, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Finds the chunk that the row's number falls into, and the token in it."""
     row = tl.program_id(0).to(tl.int64)
@@ -254,7 +247,7 @@ def _choose(  # noqa: PLR0915 (sums in one place)
         top, temperature, min_p = highest.to(tl.float64), tl.load(temperatures + row), tl.load(all_min_p + row)
         top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
         low, wanted = _lowest_kept(
-            all_low, counts, sums, above, row, num_rows, parts, top_k, top_p, HAS_TOP_K, HAS_TOP_P, PARTS
+            all_low, counts, sums, above, row, num_rows, parts, top_k, top_p, PARTS
         )  # fmt: skip
         mass = tl.load(masses + at, mask=is_part, other=0.0)
         ties = tl.load(best + plane + at, mask=is_part, other=0)

@@ -46,13 +46,7 @@ class RowSamplings:
         special = () if is_adjusted else tuple(row for row, one in enumerate(samplings) if is_special(one))
         plain = set(range(len(samplings))).difference(special)
         drawing = [one for row, one in enumerate(samplings) if row in plain and one.temperature > 0]
-        rows = [
-            (
-                one.temperature or 1.0, min(one.top_k, 2**31 - 1), one.top_p, one.min_p, one.typical_p,
-                one.temperature == 0, one.logprobs == "processed",
-            )
-            for one in samplings
-        ]  # fmt: skip
+        rows = [_numbers(one) if row in plain else _NOTHING for row, one in enumerate(samplings)]
         columns = to_device(np.array(rows, np.float64).reshape(-1, 7).T, device)  # one copy for all
         adjusted = () if is_adjusted else tuple(row for row in sorted(plain) if is_adjusting(samplings[row]))
         return cls(
@@ -69,7 +63,7 @@ class RowSamplings:
             top_p=columns[2, :, None],
             min_p=columns[3, :, None],
             typical_p=columns[4, :, None],
-            has_typical=any(one.typical_p < 1 for one in samplings),
+            has_typical=any(one.typical_p < 1 for one in drawing),
         )
 
     def numbers(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -105,6 +99,19 @@ class SamplingColumns:
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return columns
+
+
+_NOTHING = (1.0, 0, 1.0, 0.0, 1.0, True, False)  # as a greedy row has it
+
+
+def _numbers(sampling: Sampling) -> tuple[float, ...]:
+    """The columns' entries of one row: temperature, top_k, top_p, min_p, typical_p, whether it is greedy, and whether
+    it wants processed log-probabilities."""
+    is_processed = sampling.logprobs == "processed"
+    if sampling.temperature == 0:
+        return (*_NOTHING[:6], is_processed)
+    top_k = min(sampling.top_k, 2**31 - 1)
+    return sampling.temperature, top_k, sampling.top_p, sampling.min_p, sampling.typical_p, False, is_processed
 
 
 class Top(Protocol):
