@@ -1,0 +1,183 @@
+"""Penalties, biases and lists of rows that decode: tables on the device that go on from step to step, whoever comes and
+goes, and give what counting anew in each step gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from device_rig import device_rig
+from loopwright.core.batch import Batch, DecodeRows, ForwardRow
+from loopwright.core.calls import Sampling
+from loopwright.engine.cuda.row_adjustments import RowAdjustments
+from runner_rig import Rig, some_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loopwright.core.batch import RowResult
+    from loopwright.engine.cuda.launched import Launched
+    from loopwright.engine.loaded_model import LoadedModel
+
+HOT = {"temperature": 1.0, "seed": 7}
+SAMPLINGS = [
+    Sampling(frequency_penalty=1.5, presence_penalty=0.5, **HOT),
+    Sampling(repetition_penalty=1.8, seen=(4, 9, 9), generated=(5, 6, 6), **HOT),
+    Sampling(**HOT),
+    Sampling(logit_bias={5: 4.0, 9: -3.0}, allowed=(3, 5, 7, 9, 200, 5000), **HOT),
+    Sampling(frequency_penalty=2.0, logit_bias={8: 2.0}),
+]
+
+
+class Text:
+    """One that decodes: what the host knows of it, and where it stood in the batch before."""
+
+    def __init__(self, rig: Rig, number: int, *, is_single: bool = False) -> None:
+        self.rig, self.sampling, self.is_single = rig, SAMPLINGS[number % len(SAMPLINGS)], is_single
+        self.prompt = some_tokens(5 + number, number)
+        self.table = rig.blocks(60)
+        self.tokens: list[int] = []  # that have been read
+        self.num_launched, self.place = 0, -1
+
+    def prefill(self) -> ForwardRow:
+        length = len(self.prompt)
+        return ForwardRow(self.table, 0, range(length), self.prompt, sampling=self.sampling, sample_position=length)
+
+    def single(self, source: int) -> ForwardRow:
+        position = len(self.prompt) + self.num_launched - 1
+        known = self.tokens[: self.num_launched - 1] if source >= 0 else self.tokens
+        token = 0 if source >= 0 else self.tokens[-1]
+        return ForwardRow(self.table, position, [position], [token], sampling=self.sampling,
+                          sample_position=position + 1, generated=tuple(known), source=source)  # fmt: skip
+
+
+class Texts:
+    """Runs steps of texts that are named each time, ahead or one by one, and reads what they say."""
+
+    def __init__(self, rig: Rig, *, is_ahead: bool) -> None:
+        self.rig, self.is_ahead = rig, is_ahead
+        self._waiting: list[tuple[list[Text], Launched]] = []
+        self._columns: tuple[list[Text], DecodeRows, int] | None = None
+
+    def begin(self, number: int, *, is_single: bool = False) -> Text:
+        text = Text(self.rig, number, is_single=is_single)
+        self._run([text], Batch(rows=[text.prefill()]), keeps=[])
+        self.read()
+        return text
+
+    def step(self, texts: Sequence[Text]) -> None:
+        decoding = [one for one in texts if not one.is_single]
+        singles = [one for one in texts if one.is_single]
+        order = [*decoding, *singles]
+        if any(one.place < 0 and one.num_launched > len(one.tokens) for one in order) or not self.is_ahead:
+            self.read()
+        sources = [one.place if self.is_ahead and one.num_launched > len(one.tokens) else -1 for one in order]
+        decodes = self._decodes(decoding, sources) if decoding else DecodeRows((), (), (), (), (), ())
+        rows = [one.single(source) for one, source in zip(singles, sources[len(decoding) :], strict=True)]
+        self._run(order, Batch(decodes=decodes, rows=rows), keeps=order)
+
+    def _decodes(self, texts: list[Text], sources: Sequence[int]) -> DecodeRows:
+        own = [*sources[: len(texts)]]
+        tokens = [0 if source >= 0 else one.tokens[-1] for one, source in zip(texts, own, strict=True)]
+        if self._columns is not None and self._columns[0] == texts:
+            _, columns, num = self._columns
+            same = range(len(texts)) if own == list(range(len(texts))) else own
+            named = same if max(own) >= 0 else ()
+            lists = columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated
+            told = self._told if self._told == tokens else tokens
+            self._columns = (texts, columns, num + 1)
+            return DecodeRows(*lists, tokens if named else told, num + 1, columns.num_generated, named)
+        at = [len(one.prompt) + one.num_launched - 1 for one in texts]
+        known = [one.num_launched - 1 for one in texts]
+        generated = [one.tokens if one.sampling.has_penalties else () for one in texts]
+        columns = DecodeRows([one.table for one in texts], at, at, [one.sampling for one in texts], generated, tokens, 0,
+                             known, own if max(own) >= 0 else ())  # fmt: skip
+        self._columns = (texts, columns, 0)
+        return columns
+
+    def _run(self, texts: list[Text], batch: Batch, keeps: Sequence[Text]) -> None:
+        launched = self.rig.runner.launch(batch)
+        adjustments = getattr(getattr(self.rig.runner, "_steps", None), "adjustments", None)
+        if isinstance(adjustments, RowAdjustments):
+            adjustments.check_integrity()
+        for _, running in self._waiting:
+            assert running is not launched
+        self._waiting.append((texts, launched))
+        for one in self._all(texts):
+            one.place = -1
+        for place, one in enumerate(keeps):
+            one.place = place
+        for one in texts:
+            one.num_launched += 1
+        if len(self._waiting) > 1:
+            self._take(*self._waiting.pop(0))
+
+    def read(self) -> None:
+        while self._waiting:
+            self._take(*self._waiting.pop(0))
+
+    def _all(self, texts: list[Text]) -> Iterator[Text]:
+        self._known = {*getattr(self, "_known", ()), *texts}
+        return iter(self._known)
+
+    def _take(self, texts: list[Text], launched: Launched) -> None:
+        result = launched.result()
+        self._told = result.decodes.token_ids
+        tokens: list[int | None] = [*self._told, *(one.token_id for one in result.rows)]
+        assert not result.decodes.errors
+        for one, token in zip(texts, tokens, strict=True):
+            assert token is not None
+            one.tokens.append(token)
+
+
+def expected(model: LoadedModel, number: int, num_tokens: int) -> list[int]:
+    """Of the model runner, token by token."""
+    rig = Rig(model)
+    text = Text(rig, number)
+    rows: list[RowResult] = rig.rows(text.prefill())
+    for _ in range(num_tokens):
+        assert rows[0].token_id is not None
+        text.tokens.append(rows[0].token_id)
+        text.num_launched += 1
+        rows = rig.rows(text.single(-1))
+    return text.tokens
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_texts_that_come_go_change_places_and_pause_count_what_they_wrote(
+    model: LoadedModel, *, is_ahead: bool
+) -> None:
+    texts = Texts(device_rig(model), is_ahead=is_ahead)
+    all_of = [texts.begin(number) for number in range(4)]
+    watched = [texts.begin(4, is_single=True), texts.begin(0, is_single=True)]
+    first, second, plain, listed = all_of
+    for members in (
+        [*all_of] * 1, [*all_of], [*all_of], [second, first, listed], [second, first, listed], [listed, second],
+        [listed, second, *watched], [listed, second, *watched], [first, listed, second, *watched],
+        [first, listed, second, watched[1]], [plain, first], [plain, first], [second, plain, first],
+        [*all_of, *watched], [*all_of, *watched], [first], [first], [second], [first, second],
+    ):  # fmt: skip
+        texts.step(members)
+    texts.read()
+    numbers = {one: number for number, one in enumerate([*all_of, watched[0]])} | {watched[1]: 0}
+    for one, number in numbers.items():
+        assert one.tokens == expected(model, number, len(one.tokens)), number
+        assert len(one.tokens) > 4
+
+
+def test_another_token_than_was_sampled_is_what_counts(model: LoadedModel) -> None:
+    found = []
+    for rig in (device_rig(model), Rig(model)):
+        blocks, written = rig.blocks(40), [5]
+        rig.rows(rig.row(some_tokens(9), block_ids=blocks))
+        columns = DecodeRows([blocks], [9], [9], [SAMPLINGS[0]], [written], [5], 0)
+        told: list[int] = []
+        for number in range(12):
+            step = DecodeRows(
+                *(getattr(columns, name) for name in columns.__struct_fields__[:5]), [written[-1]], number
+            )
+            told = list(rig.step(Batch(decodes=step)).decodes.token_ids)
+            written.append(told[0] if number % 4 else 77)
+        found.append(written)
+    assert found[0] == found[1]
