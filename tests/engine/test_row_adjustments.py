@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from device_rig import device_rig
 from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow
 from loopwright.core.calls import Sampling
+from loopwright.engine.cuda.row_adjustments import RowAdjustments
 from loopwright.engine.cuda.runner import DeviceRunner
 from runner_rig import Rig, some_tokens
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from loopwright.engine.loaded_model import LoadedModel
 
 HOT = {"temperature": 1.0, "seed": 7}
+FEW = {8: 30.0, 9: 29.0, 10: 28.5, 11: 28.0}  # so that each token that is counted, or is not, shows
 SAMPLINGS = [
-    Sampling(frequency_penalty=1.5, presence_penalty=0.5, **HOT),
+    Sampling(frequency_penalty=1.5, presence_penalty=0.5, logit_bias=FEW, **HOT),
     Sampling(repetition_penalty=1.8, seen=(4, 9, 9), generated=(5, 6, 6), **HOT),
     Sampling(**HOT),
     Sampling(logit_bias={5: 4.0, 9: -3.0}, allowed=(3, 5, 7, 9, 200, 5000), **HOT),
@@ -76,7 +78,6 @@ class Texts:
     def begin(self, number: int, *, is_single: bool = False) -> Text:
         text = Text(self.rig, number, is_single=is_single)
         self._run([text], Batch(rows=[text.prefill()]))
-        self.read()
         return text
 
     def step(self, texts: Sequence[Text]) -> None:
@@ -150,9 +151,11 @@ def test_texts_that_come_go_change_places_and_pause_count_what_they_wrote(
     model: LoadedModel, *, is_ahead: bool
 ) -> None:
     texts = Texts(device_rig(model), is_ahead=is_ahead)
-    all_of = [texts.begin(number) for number in range(4)]
+    first = texts.begin(0)
+    texts.step([first])  # its input is what the prompt's row samples
+    all_of = [first, *(texts.begin(number) for number in range(1, 4))]
     watched = [texts.begin(4, is_single=True), texts.begin(0, is_single=True)]
-    first, second, plain, listed = all_of
+    _, second, plain, listed = all_of
     for members in (
         [*all_of], [*all_of], [*all_of], [second, first, listed], [second, first, listed], [listed, second],
         [listed, second, *watched], [listed, second, *watched], [first, listed, second, *watched],
@@ -172,12 +175,25 @@ def test_another_token_than_was_sampled_is_what_counts(model: LoadedModel) -> No
     for rig in (device_rig(model), Rig(model)):
         blocks, written = rig.blocks(40), [5]
         rig.rows(rig.row(some_tokens(9), block_ids=blocks))
-        columns = DecodeRows([blocks], [9], [9], [SAMPLINGS[0]], [written], [5], 0)
-        for number in range(12):
+        sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0, logit_bias={77: 3.5, 78: 3.0})
+        columns = DecodeRows([blocks], [9], [9], [sampling], [written], [5], 0)
+        for number in range(16):
             step = DecodeRows(
                 *(getattr(columns, name) for name in columns.__struct_fields__[:5]), [written[-1]], number
             )
             told = list(rig.step(Batch(decodes=step)).decodes.token_ids)
-            written.append(told[0] if number % 4 else 77)
+            written.append(told[0] if number % 4 else 78)
         found.append(written)
     assert found[0] == found[1]
+
+
+def test_a_row_that_goes_on_is_sent_nothing(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts(device_rig(model), is_ahead=True)
+    all_of = [texts.begin(number) for number in (0, 1, 3)]
+    texts.step(all_of)
+    begun: list[int] = []
+    monkeypatch.setattr(RowAdjustments, "_begin", lambda _, new, *__: begun.append(len(new)))
+    for members in (all_of, all_of, all_of[::-1], all_of[::-1], all_of[1:], all_of[1:]):
+        texts.step(members)
+    texts.read()
+    assert not any(begun)
