@@ -117,6 +117,10 @@ class DeviceDecoder:
 
     def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
+        return self._ranks.side_by_side(self.decode_own(buffers, num_rows))
+
+    def decode_own(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
+        """As `decode`, of several ranks the logits of this one's tokens alone."""
         hidden, places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
@@ -126,7 +130,7 @@ class DeviceDecoder:
             places,
             lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
-        return self._logits(normalized)
+        return self._operations.logits(normalized, self._head)
 
     def forward_beside(
         self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow],
