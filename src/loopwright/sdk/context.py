@@ -255,9 +255,13 @@ class Context:
         those had before. `entropy` and `logits` ask for those too."""
         with self._turnstile:
             await self._segments.prepare(opens_turn=True)
-            request = {"k": k, "must_include": list(must_include), "entropy": entropy, "logits": logits}
+            request: dict[str, Any] = {"k": k}
+            if must_include:
+                request["must_include"] = list(must_include)
             if allowed is not None:
                 request["allowed"] = list(allowed)
+            if entropy or logits:
+                request |= {"entropy": entropy, "logits": logits}
             held = None if grammar is None else await self._segments.held(grammar, since)
             payload = await self._kv.ask([], distributions=[request], held=held)
             return Distribution(payload["distributions"][0])

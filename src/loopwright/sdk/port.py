@@ -57,12 +57,18 @@ class Port:
         """`main` is over, and with it what was deferred."""
         self._deferred.clear()
 
-    def issue(self, op: Operation) -> "asyncio.Future[Any]":
-        """Issues a call now; the future completes with its payload, or raises its error."""
+    def issue(self, op: Operation, *, goes_on: bool = False) -> "asyncio.Future[Any]":
+        """Issues a call now; the future completes with its payload, or raises its error. The call is cancelled when the
+        program stops waiting, unless it `goes_on`: `kept` has its answer then."""
         answer = _Answer(loop=asyncio.get_running_loop())
-        answer.port, answer.handle = self, self._send(op)
+        answer.port, answer.handle, answer.goes_on, answer.kept = self, self._send(op), goes_on, None
         self._futures[answer.handle] = answer
         return answer
+
+    def kept(self, answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
+        """What an answer that was waited for comes to, now that nobody does: of a call that goes on."""
+        assert isinstance(answer, _Answer)
+        return answer.kept or answer
 
     def stream(self, op: Operation) -> "Stream":
         """Issues a call that answers in parts."""
@@ -116,24 +122,30 @@ class Port:
         for op in deferred:
             self.post(op)
 
-    def drop(self, handle: int) -> None:
+    def drop(self, answer: "_Answer") -> None:
         """Nobody waits for this answer any more."""
-        if self._futures.pop(handle, None) is not None and not self._is_closed:
-            self.post({"op": "cancel", "handle": handle})
+        if self._futures.pop(answer.handle, None) is None or self._is_closed:
+            return
+        if answer.goes_on:
+            answer.kept = self._futures[answer.handle] = answer.get_loop().create_future()
+        else:
+            self.post({"op": "cancel", "handle": answer.handle})
 
 
 class _Answer(asyncio.Future[Any]):
     """What `issue` returns: it tells the port when the program stops waiting, because the work need not go on then."""
 
-    __slots__ = ("handle", "port")
+    __slots__ = ("goes_on", "handle", "kept", "port")
     port: Port
     handle: int
+    goes_on: bool
+    kept: "asyncio.Future[Any] | None"
 
     def cancel(self, msg: Any = None) -> bool:  # noqa: ANN401 (as asyncio has it)
         """As `Future.cancel`. Of a task that waits here, asyncio cancels what it waits for."""
         if not super().cancel(msg):
             return False
-        self.port.drop(self.handle)
+        self.port.drop(self)
         return True
 
 

@@ -40,6 +40,14 @@ class Queue:
         queue.post("clear_queue")  # whatever failed there was not this context's
         return queue
 
+    def run_text(self, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
+        """As `forward_text`, but it goes on when the program stops waiting: `kept` has the answer then."""
+        return self._port.issue(self._operation("forward_text", fields), goes_on=True)
+
+    def kept(self, answer: Answer) -> Answer:
+        """Of `run_text`, whose answer the program stopped waiting for: what it comes to."""
+        return self._port.kept(answer)
+
     def leave(self, state: RunState) -> None:
         """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
         state.idle_queues.setdefault((self._priority, self.model), []).append(self.name)
@@ -187,9 +195,11 @@ class Queue:
         return self._port.stream({"op": "segment", "generate": inner, "stream": stream, **emit_fields(emit)})
 
     def _operation(self, op: str, fields: Payload) -> Operation:
-        given = {name: value for name, value in fields.items() if value is not None}
-        ranges = {name: list(value) for name, value in given.items() if isinstance(value, range)}  # JSON has none
-        return {"op": op, "queue": self.name, **given, **ranges}
+        operation: Operation = {"op": op, "queue": self.name}
+        for name, value in fields.items():
+            if value is not None:
+                operation[name] = list(value) if type(value) is range else value  # JSON has no ranges
+        return operation
 
 
 def describe(*, model: str = "", include: Sequence[str] = ()) -> Answer:
