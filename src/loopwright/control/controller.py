@@ -200,8 +200,9 @@ class Controller:
         """The engine had this step alone for so long."""
         self._counts.busy_s += busy_s
         self._arrivals.step_over(busy_s)
-        self._step_times.note(batch.num_tokens, busy_s)
-        self._pace.note(batch.num_tokens - batch.num_long_tokens, batch.num_long_tokens, busy_s)
+        num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
+        self._step_times.note(num_tokens, busy_s)
+        self._pace.note(num_tokens - num_long, num_long, busy_s)
         self._observer.step_ran(busy_s)
 
     def schedule(self) -> Batch | None:

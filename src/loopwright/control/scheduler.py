@@ -117,10 +117,8 @@ class Scheduler:
         if not self._grow_ahead(going):
             return None
         step = Step(self._resources.shape.block_size, self._decoding, running)
-        for call, source in going.items():
-            feed = call.work
-            assert isinstance(feed, SegmentFeed)
-            if feed.outlook == "steady":
+        for call, (source, feed, is_steady) in going.items():
+            if is_steady:
                 self._decoding.join(call, num_unknown=1)
                 step.joined_decoding.append(call)
             else:
