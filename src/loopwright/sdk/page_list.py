@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.port import kept, lasting
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_state import RunState
 from loopwright.sdk.spans import Span, Spans, common, minus, numbers, size_of, spans_of
@@ -80,7 +81,7 @@ class PageList:
         kv_len = self.kv_len
         num_pages = -(-(kv_len + size_of(run)) // (self._page_size or await self.page_size()))
         grow_from = self._run.take_names(max(num_pages - len(self.names), 0))
-        future = self._queue.run_text(
+        future = self._queue.forward_text(
             pages=self.names,
             grow_from=grow_from,
             kv_len=kv_len,
@@ -90,11 +91,11 @@ class PageList:
             **outputs,
         )
         try:
-            payload = await future
+            payload = await lasting(future)
         except asyncio.CancelledError:
-            self._unsettled = kept = self._queue.kept(future)
+            self._unsettled = kept(future)
             written = _without_last(run, num_drafts)
-            kept.add_done_callback(lambda done: self._settle(done, grow_from, written))
+            self._unsettled.add_done_callback(lambda done: self._settle(done, grow_from, written))
             raise
         except LoopwrightError:
             self._queue.post("clear_queue")

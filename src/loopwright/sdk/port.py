@@ -57,18 +57,12 @@ class Port:
         """`main` is over, and with it what was deferred."""
         self._deferred.clear()
 
-    def issue(self, op: Operation, *, goes_on: bool = False) -> "asyncio.Future[Any]":
-        """Issues a call now; the future completes with its payload, or raises its error. The call is cancelled when the
-        program stops waiting, unless it `goes_on`: `kept` has its answer then."""
+    def issue(self, op: Operation) -> "asyncio.Future[Any]":
+        """Issues a call now; the future completes with its payload, or raises its error."""
         answer = _Answer(loop=asyncio.get_running_loop())
-        answer.port, answer.handle, answer.goes_on, answer.kept = self, self._send(op), goes_on, None
+        answer.port, answer.handle, answer.goes_on, answer.kept = self, self._send(op), False, None
         self._futures[answer.handle] = answer
         return answer
-
-    def kept(self, answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
-        """What an answer that was waited for comes to, now that nobody does: of a call that goes on."""
-        assert isinstance(answer, _Answer)
-        return answer.kept or answer
 
     def stream(self, op: Operation) -> "Stream":
         """Issues a call that answers in parts."""
@@ -147,6 +141,19 @@ class _Answer(asyncio.Future[Any]):
             return False
         self.port.drop(self)
         return True
+
+
+def lasting(answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
+    """The answer, whose call is not cancelled when the program stops waiting for it: `kept` has what it comes to."""
+    assert isinstance(answer, _Answer)
+    answer.goes_on = True
+    return answer
+
+
+def kept(answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
+    """What the answer of a call that lasts comes to, now that nobody waits for it."""
+    assert isinstance(answer, _Answer)
+    return answer.kept or answer
 
 
 class Stream:

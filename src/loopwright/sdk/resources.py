@@ -40,14 +40,6 @@ class Queue:
         queue.post("clear_queue")  # whatever failed there was not this context's
         return queue
 
-    def run_text(self, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
-        """As `forward_text`, but it goes on when the program stops waiting: `kept` has the answer then."""
-        return self._port.issue(self._operation("forward_text", fields), goes_on=True)
-
-    def kept(self, answer: Answer) -> Answer:
-        """Of `run_text`, whose answer the program stopped waiting for: what it comes to."""
-        return self._port.kept(answer)
-
     def leave(self, state: RunState) -> None:
         """Leaves the queue, on which nothing runs that somebody waits for, to the next context."""
         state.idle_queues.setdefault((self._priority, self.model), []).append(self.name)
