@@ -83,7 +83,19 @@ def test_twice_as_many_wait_as_came_at_once_up_to_the_limit(rig: Rig) -> None:
     rig.burst(3)
     assert rig.settled() == (6, 2)
     rig.burst(20)
-    assert rig.settled() == (8, 8)
+    assert rig.settled() == (8, 16)
+
+
+def test_runs_that_come_while_others_are_live_count_as_one_burst(rig: Rig) -> None:
+    rig.settled()
+    live = []
+    for _ in range(3):
+        live += rig.taken(1)
+        rig.settled()
+    rig.is_idle = True
+    for instance in live:
+        rig.pool.discard(instance)
+    assert rig.settled()[0] == 6
 
 
 def test_a_limit_below_two_is_kept() -> None:
@@ -111,7 +123,7 @@ def test_while_runs_are_live_none_is_made_until_fewer_than_half_are_left(rig: Ri
 def test_who_asks_for_a_plain_one_gets_a_warm_one_only_where_no_other_waits(rig: Rig) -> None:
     rig.settled()
     assert [one.is_warm for one in rig.taken(2, warm=False)] == [True, True]
-    assert rig.settled() == (2, 2)
+    assert rig.settled() == (2, 2), "half of each kind"
     assert [one.is_warm for one in rig.taken(2, warm=False)] == [False, False]
     assert [one.is_warm for one in rig.taken(2)] == [True, True]
 

@@ -1,12 +1,15 @@
 """Generating from guesses, whatever the guesses: the tokens, the distribution and the context of plain generation."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loopwright.compose.config import RuntimeConfig
-from system_rig import System, byte_oracle, byte_system, in_loop
+from loopwright.engine.scripted import ScriptedExecutor
+from system_rig import System, byte_oracle, byte_system, byte_text, in_loop, system_over
 
 OPTIONS: dict[str, Any] = {"runtime": RuntimeConfig(allows_native=True, needs_wasm=False)}
 PROMPT = "serving serving serving"
@@ -60,6 +63,29 @@ def test_what_comes_of_guesses_is_what_comes_without(options: dict[str, Any], co
             assert saved > 0
             assert gave_up or cost < 5 or num_tokens < 25  # four at most a round are fewer than five
             assert reason == ("stop_token" if ends else "length")
+
+    in_loop(scenario)
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "speculation.md"
+
+
+def test_the_example_of_the_guide_writes_what_plain_generation_writes_in_fewer_steps() -> None:
+    """Of a model that writes a word again and again, whose period of three is shorter than the guesses."""
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    text = "abcabc"
+
+    async def scenario() -> None:
+        engine = ScriptedExecutor(lambda history: history[-3])
+        try:
+            async with system_over(engine, byte_text(engine)) as system:
+                before = await system.controller.stats()
+                outcome = await system.run(example, text=text)
+                after = await system.controller.stats()
+                assert outcome.result == ("abc" * 30)[:64]
+                assert after.num_steps - before.num_steps == 13, "four guesses and one token each, and the last four"
+        finally:
+            engine.close()
 
     in_loop(scenario)
 

@@ -17,11 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 class InstancePool:
-    """Instances that wait for their run, at most `max_parked` of each kind. `take` and `discard` on one thread.
+    """Instances that wait for their run: at most `max_parked` warm ones, and twice as many plain ones. `take` and
+    `discard` on one thread.
 
     `make` instantiates; `warm` has an instance write the pages that most programs write, which is most of what their
-    first calls cost. Two warm ones wait at first, and then twice as many as came at once: one is 15 MB of mapped
-    snapshot, which counts as resident though all of them share it. A plain one is 0.4 MB.
+    first calls cost. Two warm ones wait at first, and then twice as many as have ever been taken without a pause: one
+    is 15 MB of mapped snapshot, which counts as resident though all of them share it. A plain one is 0.4 MB.
 
     What was taken is made again when `is_idle`: as long as runs are live they may need the processors. Of a kind of
     which less than half is left more are made at once."""
@@ -37,7 +38,7 @@ class InstancePool:
         self._warm = warm
         self._is_idle = is_idle
         self._warmed = _Stock(min(2, max_parked), max_parked)
-        self._plain = _Stock(0, max_parked)
+        self._plain = _Stock(0, 2 * max_parked)
         self._has_failed = False  # then it waits for somebody to come before it tries again
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._serve, name="loopwright-instances", daemon=True)
@@ -88,7 +89,7 @@ class InstancePool:
             instance.close()
 
     def _missing(self) -> "_Stock | None":
-        """Of what one more is to be made now. Plain ones come first: in a burst a warm one is too long in the making."""
+        """Of what one more is to be made now. Plain ones first: in a burst a warm one is too long in the making."""
         if self._has_failed:
             return None
         is_idle = self._is_idle()
@@ -100,7 +101,7 @@ class InstancePool:
     def _serve(self) -> None:
         while True:
             is_settled = self.is_settled
-            if is_settled:
+            if is_settled and self._is_idle():
                 self._warmed.num_taken = self._plain.num_taken = 0
             try:
                 work = self._work.get(block=is_settled)
@@ -142,7 +143,7 @@ class _Stock:
         self.waiting: deque[ParkedInstance] = deque()
         self.num_kept = num_kept
         self.max_kept = max_kept
-        self.num_taken = 0  # since nothing was missing
+        self.num_taken = 0  # since the last pause
 
     def take(self) -> ParkedInstance | None:
         """One of them, if there is one."""

@@ -37,7 +37,7 @@ MIN_SLICE_S = 0.002
 """A shorter slice was cut by a tick that passed while the program waited; it goes on at once."""
 
 MAX_PARKED = 32
-"""Of instances that have rehearsed, and of those that have not."""
+"""Of instances that have rehearsed; of those that have not, which are small, twice as many."""
 
 REHEARSAL = "rehearsal"
 """The form under which the runner plays a program of its own: the pages that runs write to are the instance's then."""
