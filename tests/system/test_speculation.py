@@ -143,10 +143,31 @@ class Priced:
     def __init__(self, cost: float | None) -> None:
         self._cost = cost
 
-    def note(self, num_tokens: int, taken_s: float) -> None: ...
+    def note(self, num_tokens: int, taken_s: float, num_drafts: int = 0, waited_s: float = 0.0) -> None: ...
 
     def draft_cost(self, num_rows: int, num_drafts: int) -> float | None:
         return self._cost
+
+
+def test_what_is_measured_of_a_step_has_its_drafts_in_it_and_what_the_engine_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[tuple[int, int, float]] = []
+
+    class Noting(Priced):
+        def note(self, num_tokens: int, taken_s: float, num_drafts: int = 0, waited_s: float = 0.0) -> None:
+            noted.append((num_tokens, num_drafts, waited_s))
+
+    monkeypatch.setattr("loopwright.control.controller.StepTimes", lambda: Noting(1.9))
+
+    async def scenario() -> None:
+        async with byte_system(**OPTIONS) as system:
+            await system.run(PRICED, prompt=PROMPT, drafting=0.0)
+        guessed = [(num_tokens, num_drafts) for num_tokens, num_drafts, _ in noted if num_drafts]
+        assert guessed == [(5, 4)] * 19 + [(3, 2)]
+        assert all(waited_s > 0 for *_, waited_s in noted)
+
+    in_loop(scenario)
 
 
 PRICED = """

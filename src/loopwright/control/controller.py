@@ -164,6 +164,7 @@ class Controller:
     async def _serve(self) -> None:
         submitted: deque[tuple[Batch, Future[StepResult]]] = deque()
         idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
+        waited_s = 0.0  # how long it had nothing before this step
         while True:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
@@ -171,7 +172,8 @@ class Controller:
                 continue
             while len(submitted) < self._max_running and (batch := self._formed()) is not None:
                 if not submitted:
-                    idle_from_s = self._clock.now_s()
+                    waited_s = self._clock.now_s() - idle_from_s
+                    idle_from_s += waited_s
                 submitted.append((batch, self._submitted(batch)))
             self._calls.decoded.tell()  # of the step before
             if not submitted:
@@ -188,11 +190,11 @@ class Controller:
                 busy_s = self._clock.now_s() - idle_from_s
                 self._counts.busy_s += busy_s
                 self._arrivals.step_over(busy_s)
-                self._step_times.note(batch.num_tokens, busy_s)
+                self._step_times.note(batch.num_tokens, busy_s, batch.num_drafts, waited_s)
                 self._pace.note(batch.num_tokens - batch.num_long_tokens, batch.num_long_tokens, busy_s)
                 self._observer.step_ran(busy_s)
                 self._take_step(result)
-            idle_from_s += self._clock.now_s() - idle_from_s
+            waited_s, idle_from_s = 0.0, self._clock.now_s()
 
     def schedule(self) -> Batch | None:
         """The next batch, which is running from now on; None if nothing can run, or can run ahead of what runs."""
