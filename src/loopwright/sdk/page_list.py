@@ -91,7 +91,7 @@ class PageList:
             **outputs,
         )
         try:
-            payload = await lasting(future)
+            payload: Payload = await lasting(future)
         except asyncio.CancelledError:
             self._unsettled = kept(future)
             written = _without_last(run, num_drafts)
