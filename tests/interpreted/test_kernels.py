@@ -1,7 +1,6 @@
 """Products and attention of the kernels beside torch's; the bits of a row, whoever is beside it."""
 
 import dataclasses
-import inspect
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from torch.nn.functional import silu
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import BYTE_CONFIG
-from loopwright.engine.cuda import decode_kernels, early_kernels, kernels, product_kernels, token_kernels
+from loopwright.engine.cuda import product_kernels, token_kernels
 from loopwright.engine.cuda.attention import SdpaAttention
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.kernels import TritonOperations
@@ -197,20 +196,3 @@ def test_every_token_is_in_one_tile_whose_parts_are_its_own() -> None:
                 found += [(number, length + place) for place in range(count)]
         assert found == wanted
     assert BLOCK_SIZE == 16
-
-
-@pytest.mark.parametrize(
-    "module", [decode_kernels, kernels, product_kernels], ids=lambda one: one.__name__.split(".")[-1]
-)
-def test_a_kernel_that_comes_early_waits_before_it_reads_or_writes(module: object) -> None:
-    """The interpreter runs one kernel after the other, so no result can show it."""
-    assert early_kernels.options(CPU) == {"EARLY": False}
-    own = [
-        one for one in vars(module).values() if getattr(getattr(one, "fn", None), "__module__", "") == module.__name__
-    ]
-    early = [one for one in own if "EARLY" in one.arg_names]
-    assert len(early) >= 2
-    for kernel in early:
-        before, waits, _ = inspect.getsource(kernel.fn).partition("    wait_for_others(EARLY)\n")
-        assert waits, kernel.fn.__name__
-        assert not [word for word in ("tl.load", "tl.store", "_read(") if word in before], kernel.fn.__name__

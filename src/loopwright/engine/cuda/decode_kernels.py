@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda.early_kernels import options, wait_for_others
 from loopwright.engine.kv_cache import BLOCK_SIZE
 
 _LOG2E = 1.4426950408889634
@@ -56,13 +55,11 @@ def attend_paged(query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, tiling:
         query, kv, table, lens, some, seen, num_heads, num_kv_heads, table.stride(0), head_dim**-0.5 * _LOG2E,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=head_dim, DP=triton.next_power_of_2(head_dim),
         SIZE=BLOCK_SIZE, PLACES=tiling.places, PARTS=parts, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-        **options(out.device),
     )  # fmt: skip
     if parts > 1:
         _join_parts[(num_rows, num_heads)](
-            some, seen, out, num_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), PARTS=parts, num_warps=1,
-            **options(out.device),
-        )  # fmt: skip
+            some, seen, out, num_heads, D=head_dim, DP=triton.next_power_of_2(head_dim), PARTS=parts, num_warps=1
+        )
     return out
 
 
@@ -70,9 +67,8 @@ def attend_paged(query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, tiling:
 def _attend_part(
     query, kv, table, lens, some, seen, num_heads, num_kv_heads, table_stride, scale,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SIZE: tl.constexpr,
-    PLACES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    PLACES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -115,10 +111,7 @@ def _attend_part(
 
 
 @triton.jit
-def _join_parts(
-    some, seen, out, num_heads, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
-    wait_for_others(EARLY)
+def _join_parts(some, seen, out, num_heads, D: tl.constexpr, DP: tl.constexpr, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)

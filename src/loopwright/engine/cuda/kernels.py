@@ -14,7 +14,6 @@ from torch.nn.functional import linear
 from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
-from loopwright.engine.cuda.early_kernels import options, wait_for_others
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Rotation
 from loopwright.engine.cuda.sampling import Drawn, RowSamplings
@@ -22,7 +21,7 @@ from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
 ADDED_ROWS = 1024
-"""From so many on, cuBLAS adds a product to the residual stream itself: below, it cuts it otherwise and more slowly."""
+"""From so many on, cuBLAS adds a product to the residual stream itself. For fewer it was not measured."""
 
 _HEADS = 8  # of one program of rotate_and_store
 _COLUMNS = 1024  # of one program of _gated_silu
@@ -44,9 +43,8 @@ class TritonOperations:
         cos = torch.empty(num_tokens, num_pairs, dtype=torch.float32, device=positions.device)
         sin = torch.empty_like(cos)
         _rotation[(num_tokens,)](
-            positions, rope.frequencies, cos, sin, num_pairs, rope.magnitude, PAIRS=triton.next_power_of_2(num_pairs),
-            **options(positions.device),
-        )  # fmt: skip
+            positions, rope.frequencies, cos, sin, num_pairs, rope.magnitude, PAIRS=triton.next_power_of_2(num_pairs)
+        )
         return cos, sin
 
     def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -55,7 +53,7 @@ class TritonOperations:
         block = triton.next_power_of_2(size)
         _add_norm[(num_tokens,)](
             residual if added is None else added, residual, weight, out, size, epsilon,
-            HAS_ADDED=added is not None, BLOCK=block, num_warps=8 if block > 2048 else 4, **options(out.device),
+            HAS_ADDED=added is not None, BLOCK=block, num_warps=8 if block > 2048 else 4,
         )  # fmt: skip
         return out
 
@@ -67,7 +65,6 @@ class TritonOperations:
         _rotate_and_store[(num_tokens, query_parts + triton.cdiv(num_kv_heads, _HEADS))](
             qkv, *rotation, places, kv, query, num_heads, num_kv_heads, query_parts, all_heads * head_dim,
             D=head_dim, DP=triton.next_power_of_2(head_dim), HEADS=_HEADS, SIZE=BLOCK_SIZE, num_warps=2,
-            **options(qkv.device),
         )  # fmt: skip
         return query
 
@@ -104,8 +101,7 @@ class TritonOperations:
         side_by_side = linear(vectors, _all_weights(gate_up, vectors.dtype))
         num_tokens, size = side_by_side.shape[0], side_by_side.shape[1] // 2
         out = torch.empty(num_tokens, size, dtype=vectors.dtype, device=vectors.device)
-        grid = (num_tokens, triton.cdiv(size, _COLUMNS))
-        _gated_silu[grid](side_by_side, out, size, BLOCK=_COLUMNS, **options(out.device))
+        _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](side_by_side, out, size, BLOCK=_COLUMNS)
         return out
 
     def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
@@ -130,7 +126,7 @@ class TritonOperations:
         _begin[(num_rows,)](
             buffers.table, buffers.inputs, buffers.lens, embedding, positions, hidden, places, hidden_size,
             buffers.table.stride(0), buffers.inputs.stride(0), SIZE=BLOCK_SIZE,
-            BLOCK=triton.next_power_of_2(hidden_size), **options(hidden.device),
+            BLOCK=triton.next_power_of_2(hidden_size),
         )  # fmt: skip
         return hidden, places
 
@@ -139,12 +135,10 @@ class TritonOperations:
         parts = triton.cdiv(vocab_size, _CHUNK)
         best = torch.empty(num_rows, parts, dtype=torch.int32, device=logits.device)
         found = torch.empty(3, num_rows, parts, dtype=torch.float32, device=logits.device)
-        _best_of_chunk[(num_rows, parts)](
-            logits, best, found, vocab_size, parts, num_rows * parts, CHUNK=_CHUNK, **options(logits.device)
-        )
+        _best_of_chunk[(num_rows, parts)](logits, best, found, vocab_size, parts, num_rows * parts, CHUNK=_CHUNK)
         _end_greedy[(num_rows,)](
             best, found, buffers.outputs, buffers.inputs, parts, num_rows * parts, buffers.inputs.stride(0),
-            PARTS=triton.next_power_of_2(parts), num_warps=1, **options(logits.device),
+            PARTS=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
 
     def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
@@ -152,9 +146,8 @@ class TritonOperations:
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](
-            buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256,
-            **options(buffers.inputs.device),
-        )  # fmt: skip
+            buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256
+        )
 
 
 def _all_weights(matrix: Matrix, dtype: torch.dtype) -> Tensor:
@@ -165,10 +158,7 @@ def _all_weights(matrix: Matrix, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
-def _rotation(
-    positions, frequencies, cos, sin, num_pairs, magnitude, PAIRS: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
-    wait_for_others(EARLY)
+def _rotation(positions, frequencies, cos, sin, num_pairs, magnitude, PAIRS: tl.constexpr):
     token = tl.program_id(0)
     pair = tl.arange(0, PAIRS)
     mask = pair < num_pairs
@@ -178,10 +168,7 @@ def _rotation(
 
 
 @triton.jit
-def _add_norm(
-    added, residual, weight, out, size, epsilon, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
-    wait_for_others(EARLY)
+def _add_norm(added, residual, weight, out, size, epsilon, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < size
@@ -206,9 +193,8 @@ def _rotated(source, at, mask, cos, sin, HEADS: tl.constexpr, DP: tl.constexpr):
 @triton.jit
 def _rotate_and_store(
     qkv, cos, sin, places, kv, query, num_heads, num_kv_heads, query_parts, token_stride,
-    D: tl.constexpr, DP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    wait_for_others(EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     pair = tl.arange(0, DP // 2)
@@ -238,8 +224,7 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, out, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    wait_for_others(EARLY)
+def _gated_silu(gate_up, out, size, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size
@@ -251,9 +236,8 @@ def _gated_silu(gate_up, out, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 @triton.jit
 def _begin(
     table, inputs, lens, embedding, positions, hidden, places, hidden_size, table_stride, stride,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     kv_len = tl.load(inputs + 2 * stride + row)
     place = tl.load(table + row * table_stride + kv_len // SIZE) * SIZE + kv_len % SIZE
@@ -267,9 +251,8 @@ def _begin(
 
 
 @triton.jit
-def _best_of_chunk(logits, best, found, vocab_size, parts, plane, CHUNK: tl.constexpr, EARLY: tl.constexpr):
+def _best_of_chunk(logits, best, found, vocab_size, parts, plane, CHUNK: tl.constexpr):
     """Of one chunk of a row: the first of its largest logits, that logit, the sum of exp(logit - it), and the sum."""
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = part * CHUNK + tl.arange(0, CHUNK)
@@ -285,8 +268,7 @@ def _best_of_chunk(logits, best, found, vocab_size, parts, plane, CHUNK: tl.cons
 
 
 @triton.jit
-def _end_greedy(best, found, outputs, inputs, parts, plane, stride, PARTS: tl.constexpr, EARLY: tl.constexpr):
-    wait_for_others(EARLY)
+def _end_greedy(best, found, outputs, inputs, parts, plane, stride, PARTS: tl.constexpr):
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     mask = part < parts
@@ -311,8 +293,7 @@ def _end_greedy(best, found, outputs, inputs, parts, plane, stride, PARTS: tl.co
 
 
 @triton.jit
-def _advance(outputs, inputs, num_rows, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    wait_for_others(EARLY)
+def _advance(outputs, inputs, num_rows, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < num_rows
     growth = tl.load(inputs + 3 * stride + row, mask=mask)

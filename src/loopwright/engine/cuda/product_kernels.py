@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda.early_kernels import fetch, options, wait_for_others
 from loopwright.engine.cuda.matrices import GROUP, SMALL_GROUP, Matrix, MatrixKind
 
 NARROW_ROWS = 32
@@ -22,7 +21,6 @@ NARROW_ROWS = 32
 MOST_ROWS = 256
 """The same for matrices of fewer bits: above, making them numbers once costs less than doing so for each few rows."""
 
-_FETCHED = 1024  # inputs of a program's outputs that come to the second-level cache while it waits
 _ROW_TILES = 64  # that go through the matrix together: their vectors stay in the second-level cache
 
 
@@ -116,19 +114,18 @@ def agree(kind: MatrixKind, device: torch.device) -> bool:
 
 
 def _launch(  # the kernels have no types
-    kernel, vectors: Tensor, matrix: Matrix, out: Tensor, tiling: Tiling, bias: Tensor | None, **kind: bool
+    kernel, vectors: Tensor, matrix: Matrix, out: Tensor, tiling: Tiling, bias: Tensor | None, **options: bool
 ) -> None:
     num_rows, size = vectors.shape
     num_outputs = out.shape[1]
     row_tiles = triton.cdiv(num_rows, tiling.rows)
     grid = (min(row_tiles, _ROW_TILES), triton.cdiv(num_outputs, tiling.outputs), triton.cdiv(row_tiles, _ROW_TILES))
     if kernel is _product:
-        kind["HAS_BIAS"] = bias is not None
+        options["HAS_BIAS"] = bias is not None
     kernel[grid](
         vectors, matrix.values, matrix.scales, bias, out, num_rows, num_outputs, size, OUTPUTS=tiling.outputs,
         INPUTS=tiling.inputs, ROWS=tiling.rows, BITS=_bits(matrix), GROUP=GROUP, SMALL=SMALL_GROUP,
-        FETCHED=_FETCHED if row_tiles == 1 else 0, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-        **kind, **options(out.device),
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
 
 
@@ -153,13 +150,6 @@ def _read(vectors, row, column, num_rows, size):
 def _weights(weight, output, is_output, column, width):
     at = weight + output.to(tl.int64)[:, None] * width + column[None, :]
     return tl.load(at, mask=is_output[:, None] & (column < width)[None, :], other=0.0)
-
-
-@triton.jit
-def _fetch_weights(weight, output, num_outputs, size, FETCHED: tl.constexpr):
-    """Weights that no kernel writes, of the first inputs: 64 of them are one line of the cache."""
-    column = tl.minimum(tl.arange(0, FETCHED // 64) * 64, size - 1)
-    fetch(weight + tl.minimum(output, num_outputs - 1).to(tl.int64)[:, None] * size + column[None, :])
 
 
 @triton.jit
@@ -232,13 +222,10 @@ def _numbers(
 def _product(
     vectors, weight, scales, bias, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    SMALL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SUM: tl.constexpr, FETCHED: tl.constexpr, EARLY: tl.constexpr,
+    SMALL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SUM: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
-    if EARLY and BITS == 16 and FETCHED:
-        _fetch_weights(weight, output, num_outputs, size, FETCHED)
-    wait_for_others(EARLY)
     row = _row_of(ROWS)
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for start in range(0, size, INPUTS):
@@ -270,15 +257,11 @@ def _product(
 def _gated_product(
     vectors, weight, scales, bias, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    SMALL: tl.constexpr, FETCHED: tl.constexpr, EARLY: tl.constexpr,
+    SMALL: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
     other = output + num_outputs
-    if EARLY and BITS == 16 and FETCHED:
-        _fetch_weights(weight, output, num_outputs, size, FETCHED)
-        _fetch_weights(weight, other, 2 * num_outputs, size, FETCHED)
-    wait_for_others(EARLY)
     row = _row_of(ROWS)
     gates = tl.zeros([OUTPUTS, ROWS], tl.float32)
     ups = tl.zeros([OUTPUTS, ROWS], tl.float32)
