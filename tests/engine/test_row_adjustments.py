@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HOT = {"temperature": 1.0, "seed": 7}
 FEW = {8: 30.0, 9: 29.0, 10: 28.5, 11: 28.0}  # so that each token that is counted, or is not, shows
 SAMPLINGS = [
-    Sampling(frequency_penalty=1.5, presence_penalty=0.5, logit_bias=FEW, **HOT),
+    Sampling(frequency_penalty=1.5, presence_penalty=0.5, logit_bias=FEW),
     Sampling(repetition_penalty=1.8, seen=(4, 9, 9), generated=(5, 6, 6), **HOT),
     Sampling(**HOT),
     Sampling(logit_bias={5: 4.0, 9: -3.0}, allowed=(3, 5, 7, 9, 200, 5000), **HOT),
