@@ -15,7 +15,7 @@ from torch import Tensor
 from loopwright.core.calls import DistributionRequest
 from loopwright.core.results import Distribution, TopLogprobs
 from loopwright.engine.cuda.adjusting import bits_of, unpacked
-from loopwright.engine.cuda.sampling import ordered_top
+from loopwright.engine.cuda.sampling import Top
 from loopwright.engine.transfer import HostCopies, Landing, to_device
 
 _MAX_RANK_ROWS = 64  # ids whose ranks are counted at once: each is a pass over the vocabulary
@@ -30,7 +30,7 @@ class Asked:
 
 
 def ask_distributions(
-    logits: Tensor, normalizers: Tensor, asked: Sequence[Asked], copies: HostCopies
+    logits: Tensor, normalizers: Tensor, asked: Sequence[Asked], top: Top, copies: HostCopies
 ) -> Callable[[], list[Distribution]]:
     """What each request gets, from float32 logits [num_rows, vocab_size] and their log-sum-exps; to be called when the
     copies are there."""
@@ -43,7 +43,7 @@ def ask_distributions(
     masked = [place for place, one in enumerate(asked) if one.request.allowed is not None]
     if masked:
         seen, own = _masked(seen, own, asked, masked)
-    values, ids = ordered_top(seen, min(max(one.request.k for one in asked), vocab_size))
+    values, ids = top(seen, min(max(one.request.k for one in asked), vocab_size))
     logprobs = (values.double() - own[:, None]).float()
     top_ids, top_logprobs = copies.take(ids.int()), copies.take(logprobs)
     extras = _ask_extras(seen, own, asked, copies)
@@ -52,22 +52,26 @@ def ask_distributions(
     dense = {place: copies.take(logits[one.row]) for place, one in enumerate(asked) if one.request.logits}
 
     def read() -> list[Distribution]:
-        covered = _covered([one.request.k for one in asked], top_logprobs())
+        all_ids, all_logprobs = top_ids().astype("<i4"), top_logprobs().astype("<f4")
+        covered = _covered([one.request.k for one in asked], all_logprobs)
+        nums_finite = np.isfinite(all_logprobs).cumsum(axis=1)
         found = []
         for place, one in enumerate(asked):
             request = one.request
             num_possible = vocab_size if request.allowed is None else num_allowed(request.allowed, vocab_size)
             k = min(request.k, num_possible)
-            mine = _Listed(top_ids()[place, :k], top_logprobs()[place, :k], covered[place])
+            mine = _Listed(all_ids[place, :k], all_logprobs[place, :k], covered[place])
+            num_listed = int(nums_finite[place, k - 1])
             if request.must_include:
                 mine = mine.with_extras(*extras(place))
+                num_listed = int(np.isfinite(mine.logprobs).sum())
             found.append(
                 Distribution(
                     ids=mine.ids.astype("<i4").tobytes(),
                     logprobs=mine.logprobs.astype("<f4").tobytes(),
                     covered=mine.covered,
                     tail_mass=1.0 - mine.covered,
-                    truncated=int(np.isfinite(mine.logprobs).sum()) < num_possible,
+                    truncated=num_listed < num_possible,
                     entropy=float(entropies()[place]) if entropies is not None and request.entropy else None,
                     allowed_mass=float(masses()[place]) if masses is not None and request.allowed is not None else None,
                     logits=dense[place]().astype("<f4").tobytes() if request.logits else None,
@@ -80,10 +84,10 @@ def ask_distributions(
 
 
 def ask_tops(
-    values: Tensor, normalizers: Tensor, sizes: Sequence[int], copies: HostCopies
+    values: Tensor, normalizers: Tensor, sizes: Sequence[int], top: Top, copies: HostCopies
 ) -> Callable[[], list[TopLogprobs]]:
     """The `sizes` largest values of each row, less its normalizer; none that is -inf."""
-    found, ids = ordered_top(values, min(max(sizes), values.shape[1]))
+    found, ids = top(values, min(max(sizes), values.shape[1]))
     logprobs, token_ids = copies.take(found.double() - normalizers.double()[:, None]), copies.take(ids)
 
     def read() -> list[TopLogprobs]:

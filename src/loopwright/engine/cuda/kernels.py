@@ -11,14 +11,18 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
+from loopwright.engine.cuda import adjust_kernels, draw_kernels, product_kernels, token_kernels, top_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Rotation
-from loopwright.engine.cuda.sampling import Drawn, RowSamplings
+from loopwright.engine.cuda.row_adjustments import AdjustmentTables
+from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
+
+ADDED_ROWS = 1024
+"""From so many on, cuBLAS adds a product to the residual stream itself. For fewer it was not measured."""
 
 _HEADS = 8  # of one program of rotate_and_store
 _COLUMNS = 1024  # of one program of _gated_silu
@@ -82,10 +86,14 @@ class TritonOperations:
 
     def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         tiling = self._tiling(vectors, matrix)
-        if tiling is None:
-            return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
-        product_kernels.add_product(vectors, matrix, bias, residual, tiling)
-        return None
+        if tiling is not None:
+            product_kernels.add_product(vectors, matrix, bias, residual, tiling)
+            return None
+        weights = _all_weights(matrix, vectors.dtype)
+        if bias is None and vectors.is_cuda and vectors.dtype == torch.bfloat16 and len(vectors) >= ADDED_ROWS:
+            torch.addmm(residual, vectors, weights.T, out_dtype=torch.float32, out=residual)
+            return None
+        return linear(vectors, weights, bias)
 
     def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
         tiling = self._tiling(vectors, gate_up, is_gated=True)
@@ -134,8 +142,19 @@ class TritonOperations:
             PARTS=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
 
-    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
-        draw_kernels.draw_open(logits, samplings, numbers, drawn)
+    def draw(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
+        return draw_kernels.draw(logits, scores, samplings, numbers)
+
+    def adjust(self, logits: Tensor, tables: AdjustmentTables) -> Tensor:
+        return adjust_kernels.adjust(logits, tables)
+
+    def note(self, tables: AdjustmentTables, token_ids: Tensor) -> None:
+        adjust_kernels.note(tables, token_ids)
+
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        if values.dtype == torch.float32 and size <= top_kernels.MAX_TOP:
+            return top_kernels.ordered_top(values, size)
+        return ordered_top(values, size)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](
