@@ -207,6 +207,42 @@ def test_decode_rows_of_every_sampling_equal_the_model_runners(model: LoadedMode
         np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
 
 
+def test_decode_rows_of_layers_with_windows_are_decode_steps_and_equal_the_model_runners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows of two lengths, both shorter than the rows, and a prompt beside them."""
+    model = byte_model(seed=5, num_layers=3, windows=(5, 20, None), local_rope_theta=500.0)
+    found = []
+    for rig in both(model):
+        decoding, prompt, blocks = Decoding(rig, SAMPLINGS[:4]), some_tokens(40, 9), rig.blocks(40)
+        if isinstance(rig.runner, DeviceRunner):
+            monkeypatch.setattr(rig.runner._decoder._attention, "plan", no_plan)
+        decoding.serially(20)
+        monkeypatch.undo()
+        row = rig.row(prompt, block_ids=blocks)
+        result = rig.step(Batch(decodes=decoding.step(20, token_ids=[one[-1] for one in decoding.tokens]), rows=[row]))
+        decoding.take(result)
+        found.append((decoding, dense_rows(result.rows[0])))
+    assert found[0][0].tokens == found[1][0].tokens
+    np.testing.assert_allclose(found[0][0].logprobs, found[1][0].logprobs, atol=1e-4)
+    np.testing.assert_allclose(found[0][1], found[1][1], **CLOSE)
+
+
+def no_plan(*_: object) -> None:
+    raise AssertionError("a decode step needs no plan")
+
+
+def test_a_single_token_at_a_gap_sees_by_position_what_its_window_reaches() -> None:
+    model, tokens = byte_model(seed=5, num_layers=3, windows=(5, 20, None)), some_tokens(30)
+    answers = []
+    for rig in both(model):
+        blocks = rig.blocks(32)
+        rig.rows(rig.row(tokens[:29], positions=[*range(20), *range(60, 69)], block_ids=blocks))
+        row = ForwardRow(blocks, 29, [73], tokens[29:], distributions=rig.everything(1))
+        answers.append(dense_rows(rig.rows(row)[0]))
+    np.testing.assert_allclose(*answers, **CLOSE)
+
+
 def count_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each pass over the layers, from now on."""
     passes: list[int] = []

@@ -10,13 +10,16 @@ from torch.nn.functional import silu
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import BYTE_CONFIG
-from loopwright.engine.cuda import product_kernels, token_kernels
+from loopwright.engine.cuda import product_kernels
 from loopwright.engine.cuda.attention import SdpaAttention
+from loopwright.engine.cuda.attention_kernels import FIXED
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.operations import multiplied
+from loopwright.engine.cuda.operations import TorchOperations, multiplied
+from loopwright.engine.cuda.tile_attention import TileAttention, launches
 from loopwright.engine.kv_cache import BLOCK_SIZE
+from loopwright.engine.loaded_model import ModelConfig
 from runner_rig import runs_of
 
 CPU = torch.device("cpu")
@@ -120,8 +123,8 @@ def test_tilings_that_add_up_in_another_order_do_not_agree(monkeypatch: pytest.M
 CONFIG = dataclasses.replace(BYTE_CONFIG, num_layers=1, num_heads=6, num_kv_heads=2)
 
 
-def filled_cache(num_blocks: int) -> DeviceKvCache:
-    cache = DeviceKvCache(CONFIG, num_blocks, CPU, torch.bfloat16)
+def filled_cache(num_blocks: int, config: ModelConfig = CONFIG) -> DeviceKvCache:
+    cache = DeviceKvCache(config, num_blocks, CPU, torch.bfloat16)
     cache.layers[0].copy_(numbers(*cache.layers[0].shape))
     cache.positions.copy_(torch.arange(len(cache.positions)))
     return cache
@@ -133,7 +136,7 @@ def attended(backend, rows: list[AttentionRow], query: Tensor) -> Tensor:
 
 
 def test_attention_is_torchs_with_and_without_masks() -> None:
-    cache, ours = filled_cache(12), None
+    cache = filled_cache(12)
     seen = [[(place <= own and (place + own) % 3 != 1) or place == own for place in range(44)] for own in range(30, 44)]
     hidden = [*seen[:5], [False] * 44, *seen[6:]]
     masks = [tuple(runs_of(one[: 31 + own]) for own, one in enumerate(rows)) for rows in (seen, hidden)]
@@ -144,13 +147,65 @@ def test_attention_is_torchs_with_and_without_masks() -> None:
         AttentionRow([9, 6, 10], 30, 14, masks[1]),
     ]
     query = numbers(49, 6, 16, seed=4).bfloat16()
-    ours = attended(token_kernels.TokenAttention(cache, 6), rows, query)
-    assert is_near(ours, attended(SdpaAttention(cache), rows, query))
-    assert not ours[40].any()  # it sees nothing
     plain = [dataclasses.replace(row, mask=None) for row in rows]
-    assert is_near(
-        attended(token_kernels.TokenAttention(cache, 6), plain, query), attended(SdpaAttention(cache), plain, query)
+    for is_deterministic in (False, True):
+        backend = TileAttention(cache, 6, is_deterministic=is_deterministic)
+        ours = attended(backend, rows, query)
+        assert is_near(ours, attended(SdpaAttention(cache), rows, query))
+        assert not ours[40].any()  # it sees nothing
+        assert is_near(attended(backend, plain, query), attended(SdpaAttention(cache), plain, query))
+        assert is_near(attended(backend, rows[2:3], query[:1]), attended(SdpaAttention(cache), rows[2:3], query[:1]))
+
+
+@pytest.mark.parametrize("head_dim", [16, 24])
+@pytest.mark.parametrize("is_deterministic", [False, True], ids=["fast", "deterministic"])
+def test_windows_go_by_position_in_prompts_and_in_steps(is_deterministic: bool, head_dim: int) -> None:
+    """Positions have gaps and go back; one token is far from all others, and sees itself alone."""
+    window, num_blocks = 40, 60
+    config = dataclasses.replace(CONFIG, head_dim=head_dim, windows=(window,))
+    cache = filled_cache(num_blocks, config)
+    rng = np.random.default_rng(0)
+    rows = [AttentionRow(list(range(start, start + 20)), kv_len, num_tokens)
+            for start, kv_len, num_tokens in ((0, 250, 41), (20, 0, 60), (40, 299, 1))]  # fmt: skip
+    for row in rows:
+        steps = np.array(rng.integers(0, 4, row.kv_len + row.num_tokens))
+        steps[row.kv_len // 2] = -30
+        position = np.cumsum(steps) + 100
+        position[-1] += 500 * (row.kv_len == 0)
+        cache.positions[row.block_ids[0] * BLOCK_SIZE :][: len(position)] = torch.from_numpy(position)
+    query = numbers(102, 6, head_dim, seed=4).bfloat16()
+    positions = torch.cat(
+        [cache.positions[row.block_ids[0] * BLOCK_SIZE + row.kv_len :][: row.num_tokens] for row in rows]
     )
+    backend = TileAttention(cache, 6, is_deterministic=is_deterministic)
+    expected = SdpaAttention(cache).plan(rows, positions).attend(0, query)
+    found = backend.plan(rows, positions).attend(0, query)
+    assert is_near(found, expected)
+    operations = TritonOperations(() if is_deterministic else None)
+    table = torch.tensor([row.block_ids for row in rows], dtype=torch.int32)
+    lens = torch.tensor([row.kv_len + row.num_tokens for row in rows], dtype=torch.int32)
+    last = query[[40, 100, 101]]
+    singles = operations.attend(last, cache.layers[0], table, lens, operations.reach(table, lens, cache.positions, 40))
+    assert is_near(singles, expected[[40, 100, 101]])
+    torchs = TorchOperations()
+    reach = torchs.reach(table, lens, cache.positions, window)
+    assert is_near(singles, torchs.attend(last.float(), cache.layers[0].float(), table, lens, reach))
+    if is_deterministic:
+        assert torch.equal(singles, found[[40, 100, 101]])
+
+
+def test_a_step_reads_no_page_before_the_window() -> None:
+    """Keys of NaN there would spoil it if it did, beside a mask."""
+    cache = filled_cache(20, dataclasses.replace(CONFIG, windows=(30,)))
+    cache.layers[0][:, 0] = torch.where(torch.arange(21)[:, None, None, None] < 12, torch.nan, cache.layers[0][:, 0])
+    operations = TritonOperations()
+    table, lens = torch.arange(20, dtype=torch.int32)[None].clone(), torch.tensor([320], dtype=torch.int32)
+    reach = operations.reach(table, lens, cache.positions, 30)
+    assert reach.first is not None
+    assert reach.first.tolist() == [290]
+    table[:, :12] = 999_999  # an address that is nobody's
+    found = operations.attend(numbers(1, 6, 16).bfloat16(), cache.layers[0], table, lens, reach)
+    assert found.isfinite().all()
 
 
 def test_a_tokens_attention_has_its_own_bits_however_its_row_is_cut() -> None:
@@ -158,7 +213,7 @@ def test_a_tokens_attention_has_its_own_bits_however_its_row_is_cut() -> None:
     num_blocks = 34
     cache, query = filled_cache(2 * num_blocks), numbers(30, 6, 16, seed=5).bfloat16()
     blocks, others = list(range(num_blocks)), list(range(num_blocks, 2 * num_blocks))
-    backend = token_kernels.TokenAttention(cache, 6)
+    backend = TileAttention(cache, 6, is_deterministic=True)
     whole = attended(backend, [AttentionRow(blocks, 500, 30)], query)
     cut = [attended(backend, [AttentionRow(blocks, 500 + start, end - start)], query[start:end])
            for start, end in ((0, 7), (7, 13), (13, 30))]  # fmt: skip
@@ -169,15 +224,15 @@ def test_a_tokens_attention_has_its_own_bits_however_its_row_is_cut() -> None:
     table = torch.tensor([others, blocks, blocks], dtype=torch.int32)
     places = [0, 11, 12]
     singles = TritonOperations(()).attend(
-        query[places], cache.layers[0], table, torch.tensor([40, 512, 513], dtype=torch.int32)
-    )
+        query[places], cache.layers[0], table, torch.tensor([40, 512, 513], dtype=torch.int32), None
+    )  # fmt: skip
     assert torch.equal(singles[1:], whole[[11, 12]])
     assert is_near(whole, attended(SdpaAttention(cache), [AttentionRow(blocks, 500, 30)], query))
 
 
 def test_every_token_is_in_one_tile_whose_parts_are_its_own() -> None:
     rng = np.random.default_rng(0)
-    span = token_kernels.PARTS * 64
+    span = FIXED.max_parts * FIXED.places
     for _ in range(50):
         rows = [AttentionRow(range(999), int(rng.integers(2000)), int(rng.integers(1, 700))) for _ in range(4)]
         num_shared = int(rng.integers(1, 11))
@@ -185,7 +240,7 @@ def test_every_token_is_in_one_tile_whose_parts_are_its_own() -> None:
             (number, row.kv_len + 1 + place) for number, row in enumerate(rows) for place in range(row.num_tokens)
         ]
         found, next_token = [], 0
-        for tokens, tiles in token_kernels.launches(rows, num_shared):
+        for tokens, tiles in launches(rows, num_shared, FIXED):
             assert tokens.start == next_token
             next_token = tokens.stop
             assert tokens.stop - tokens.start <= 1024

@@ -117,13 +117,7 @@ class DeviceDecoder:
         hidden, places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
-        normalized = self._run_layers(
-            hidden,
-            rotations,
-            places,
-            lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
-        )
-        return self._logits(normalized)
+        return self._logits(self._run_layers(hidden, rotations, places, self._attend_singles(table, lens)))
 
     def forward_beside(
         self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
@@ -134,11 +128,10 @@ class DeviceDecoder:
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
+        attend_singles = self._attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
         def attend(layer: int, query: Tensor) -> Tensor:
-            own = self._operations.attend(query[:num_rows], self.cache.layers[layer], table, lens)
-            return torch.cat([own, planned.attend(layer, query[num_rows:])])
+            return torch.cat([attend_singles(layer, query[:num_rows]), planned.attend(layer, query[num_rows:])])
 
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
@@ -152,6 +145,18 @@ class DeviceDecoder:
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
         return self._logits(normalized.to(self.embedding.dtype))
+
+    def _attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+        operations, cache = self._operations, self.cache
+        windows = [window for window in dict.fromkeys(cache.windows) if window is not None]
+        reaches = {window: operations.reach(table, lens, cache.positions, window) for window in windows}
+
+        def attend(layer: int, query: Tensor) -> Tensor:
+            window = cache.windows[layer]
+            reach = None if window is None else reaches[window]
+            return operations.attend(query, cache.layers[layer], table, lens, reach)
+
+        return attend
 
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}

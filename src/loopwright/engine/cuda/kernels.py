@@ -11,11 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
+from loopwright.engine.cuda import attention_kernels, draw_kernels, product_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
-from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.operations import Rotation
+from loopwright.engine.cuda.operations import Reach, Rotation
 from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
@@ -105,10 +104,14 @@ class TritonOperations:
             return None
         return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
-        if self._alike is not None:
-            return token_kernels.attend_singles(query, kv, table, lens)
-        return attend_paged(query, kv, table, lens)
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        return attention_kernels.reach(table, lens, positions, window)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
+        tiling = attention_kernels.FIXED
+        if self._alike is None:
+            tiling = attention_kernels.singles_tiling(len(lens), kv.shape[3], query.shape[2], table.shape[1])
+        return attention_kernels.attend(query, kv, table, lens, tiling, reach=reach)
 
     def begin(
         self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor

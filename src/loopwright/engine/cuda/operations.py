@@ -3,6 +3,7 @@
 Never holds weights. The decoder calls it; `kernels` has the same in Triton, each operation one launch.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +19,16 @@ from loopwright.engine.loaded_model import Rope
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of each token's pairs, magnitude applied: float32 [num_tokens, head_dim / 2] each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reach:
+    """What tokens see in layers with a window: of the places before them those whose position is less than `window`
+    before their own. `positions` [places] are the cache's; before `first` [num_rows] a row sees nothing, if given."""
+
+    window: int
+    positions: Tensor
+    first: Tensor | None = None
 
 
 class Operations(Protocol):
@@ -55,9 +66,15 @@ class Operations(Protocol):
         """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
         ...
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        """Of rows of one token, for all layers with that window; table and lens as for `attend`, `positions` [places]
+        with those of the new tokens."""
+        ...
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
         """Attention of rows of one token: query [num_rows, num_heads, head_dim], a layer's cache, table [num_rows,
-        max_blocks], lens [num_rows] with the new token → [num_rows, num_heads · head_dim]. Not for a window."""
+        max_blocks], lens [num_rows] with the new token, and what the layer's window leaves → [num_rows, num_heads ·
+        head_dim]."""
         ...
 
     def begin(
@@ -118,13 +135,20 @@ class TorchOperations:
         gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
         return (silu(gate) * up).to(vectors.dtype)
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        return Reach(window, positions)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
         num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
         num_rows, num_heads, head_dim = query.shape
         gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
         key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
         is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
-        # What lies behind the end may be anything, and 0 · NaN is NaN.
+        if reach is not None:
+            own = reach.positions[places_of(table, lens - 1).long()]
+            keys = reach.positions.view(-1, BLOCK_SIZE)[table[:, :num_blocks].long()].flatten(1)
+            is_seen &= own[:, None] - keys < reach.window
+        # What is not seen may be anything, and 0 · NaN is NaN.
         key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
         grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
         attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
