@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
 from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
 from loopwright.core.clock import FakeClock

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import goes_ahead
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Generate, Grammar, KvWindow, Sampling, Veto, Watch
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
