@@ -10,13 +10,14 @@ from torch.nn.functional import silu
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import BYTE_CONFIG
-from loopwright.engine.cuda import product_kernels
+from loopwright.engine.cuda import expert_kernels, product_kernels
 from loopwright.engine.cuda.attention import SdpaAttention
 from loopwright.engine.cuda.attention_kernels import FIXED
 from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.cuda.experts import Mixture, mixed
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.operations import TorchOperations, multiplied
+from loopwright.engine.cuda.operations import HeadNorms, TorchOperations, multiplied
 from loopwright.engine.cuda.tile_attention import TileAttention, launches
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
@@ -92,9 +93,9 @@ def test_a_row_of_a_fixed_product_has_its_own_bits(kind: MatrixKind) -> None:
     for alike in ((), (kind,)):
         operations = TritonOperations(alike)
         alone = [operations.logits(vectors[row : row + 1], matrix) for row in (0, 5, 63)]
-        gated = [operations.gate(vectors[row : row + 1], matrix) for row in (0, 5, 63)]
+        gated = [operations.gate(vectors[row : row + 1], matrix, "silu") for row in (0, 5, 63)]
         for size in SIZES:
-            found, gates = operations.logits(vectors[:size], matrix), operations.gate(vectors[:size], matrix)
+            found, gates = operations.logits(vectors[:size], matrix), operations.gate(vectors[:size], matrix, "silu")
             for place, row in enumerate((0, 5, 63)):
                 if row < size:
                     assert torch.equal(found[row], alone[place][0])
@@ -251,3 +252,79 @@ def test_every_token_is_in_one_tile_whose_parts_are_its_own() -> None:
                 found += [(number, length + place) for place in range(count)]
         assert found == wanted
     assert BLOCK_SIZE == 16
+
+
+def test_norms_before_and_after_and_over_heads_are_torchs() -> None:
+    ours, torchs = TritonOperations(), TorchOperations()
+    residual, added = numbers(5, 72), (3 * numbers(5, 72, seed=1)).bfloat16()
+    weights = 1 + numbers(2, 72, seed=2) / 9
+    streams = [residual.clone(), residual.clone()]
+    norms = [
+        one.add_norm(added, stream, weights[0], 1e-6, torch.bfloat16, weights[1])
+        for one, stream in zip((ours, torchs), streams, strict=True)
+    ]
+    assert is_near(*norms)
+    torch.testing.assert_close(*streams)
+    assert not is_near(streams[0], residual + added, 0.1)
+    rotation = torch.cos(numbers(5, 12)), torch.sin(numbers(5, 12))
+    head_norms = HeadNorms(1 + numbers(24, seed=3) / 9, 1 + numbers(24, seed=4) / 9, 1e-6)
+    qkv, places = numbers(5, 6 + 4, 24).bfloat16(), torch.tensor([3, 18, 40, 41, 7], dtype=torch.int32)
+    caches = [torch.zeros(3, 2, BLOCK_SIZE, 2, 24, dtype=torch.bfloat16) for _ in range(2)]
+    queries = [one.rotate_and_store(qkv, rotation, places, kv, 6, head_norms)
+               for one, kv in zip((ours, torchs), caches, strict=True)]  # fmt: skip
+    assert is_near(*queries)
+    assert is_near(*caches)
+
+
+@pytest.mark.parametrize("num_rows", [5, 40])
+def test_gates_open_by_gelu_as_torchs_do(num_rows: int) -> None:
+    """By the kernel of few rows, and behind torch's product."""
+    matrix, vectors = matrix_of("plain"), numbers(num_rows, SIZE).bfloat16()
+    ours, torchs = (one.gate(vectors, matrix, "gelu") for one in (TritonOperations(), TorchOperations()))
+    assert is_near(ours, torchs)
+    assert not is_near(ours, TorchOperations().gate(vectors, matrix, "silu"), 0.05)
+
+
+def mixture_of(num_experts: int, num_chosen: int, *, is_normalized: bool) -> Mixture:
+    router = Matrix.of(numbers(num_experts, SIZE, seed=7) / 3, "plain", CPU, torch.bfloat16)
+    gate_up = (numbers(num_experts, 2 * 40, SIZE, seed=8) / 12).bfloat16()
+    down = (numbers(num_experts, SIZE, 40, seed=9) / 6).bfloat16()
+    return Mixture(router, gate_up, down, num_chosen, is_normalized)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_normalized"), [(1, True), (7, False), (90, True)])
+def test_a_mixture_of_experts_is_torchs(num_tokens: int, is_normalized: bool) -> None:
+    """Few and many pairs of an expert, and experts that nobody chose; sizes that end within a tile."""
+    mixture = mixture_of(6, 3, is_normalized=is_normalized)
+    vectors = numbers(num_tokens, SIZE).bfloat16()
+    assert is_near(TritonOperations().mix(vectors, mixture), mixed(vectors, mixture))
+
+
+@pytest.mark.parametrize("tilings", [*expert_kernels.TILINGS, expert_kernels.MANY])
+def test_every_way_to_cut_the_products_of_experts_gives_the_same(
+    tilings: tuple[product_kernels.Tiling, product_kernels.Tiling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens of one expert are more than a tile; others have one, or none."""
+    mixture, vectors = mixture_of(6, 1, is_normalized=False), numbers(140, SIZE).bfloat16()
+    vectors[3:] = vectors[3]
+    monkeypatch.setattr(expert_kernels, "tilings_for", lambda *_, **__: tilings)
+    assert is_near(TritonOperations().mix(vectors, mixture), mixed(vectors, mixture))
+
+
+def test_pairs_are_sorted_by_expert_and_those_of_one_stay_in_order() -> None:
+    chosen = torch.randint(0, 9, (1500, 2), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    order, starts = expert_kernels.sorted_pairs(chosen, 9)
+    assert order.tolist() == chosen.flatten().argsort(stable=True).tolist()
+    assert starts.tolist() == [int((chosen < expert).sum()) for expert in range(10)]
+
+
+def test_a_token_of_a_mixture_has_its_own_bits_and_its_own_failure() -> None:
+    mixture, vectors = mixture_of(6, 3, is_normalized=True), numbers(33, SIZE).bfloat16()
+    operations = TritonOperations(())
+    whole = operations.mix(vectors, mixture)
+    for place in (0, 17, 32):
+        assert torch.equal(operations.mix(vectors[place : place + 1], mixture)[0], whole[place])
+    vectors[5] = torch.nan
+    spoilt = operations.mix(vectors, mixture)
+    assert spoilt[5].isnan().all()
+    assert torch.equal(torch.cat([spoilt[:5], spoilt[6:]]), torch.cat([whole[:5], whole[6:]]))

@@ -4,14 +4,15 @@ Never holds weights. The decoder calls it; `kernels` has the same in Triton, eac
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
+from loopwright.engine.cuda.experts import Mixture, mixed
 from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.cuda.sampling import Drawn, RowSamplings
 from loopwright.engine.kv_cache import BLOCK_SIZE
@@ -19,6 +20,19 @@ from loopwright.engine.loaded_model import Rope
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of each token's pairs, magnitude applied: float32 [num_tokens, head_dim / 2] each."""
+
+
+Activation = Literal["silu", "gelu"]
+"""Of a gate; gelu is its tanh approximation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorms:
+    """Root-mean-square norms over each head of queries and keys, before they are rotated: float32 [head_dim] each."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +52,20 @@ class Operations(Protocol):
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation: ...
 
-    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """residual += added, in place; then its root-mean-square norm, in the weight's dtype: [num_tokens, size]."""
+    def add_norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype,
+        added_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """residual += added, in place; then its root-mean-square norm, in `dtype`: [num_tokens, size]. With
+        `added_weight` what is added is the norm of `added`. Weights are float32 [size]."""
         ...
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
-        """Rotates queries and keys of [num_tokens, heads, head_dim], writes keys and values to `places` of a layer's
-        cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries [num_tokens, num_heads, head_dim].
+    def rotate_and_store(
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
+    ) -> Tensor:
+        """Norms, if the model has that, and rotates queries and keys of [num_tokens, heads, head_dim], writes keys and
+        values to `places` of a layer's cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries
+        [num_tokens, num_heads, head_dim].
 
         Cached values are finite: a head whose values are not gets zeros and keys of NaN, so that whoever sees it fails
         and whoever has it hidden adds nothing."""
@@ -62,8 +83,12 @@ class Operations(Protocol):
         """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
         ...
 
-    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
-        """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+    def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
+        """activation(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+        ...
+
+    def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
+        """What a mixture of experts gives for [num_tokens, size]: float32, of the same shape."""
         ...
 
     def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
@@ -78,10 +103,10 @@ class Operations(Protocol):
         ...
 
     def begin(
-        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, scale: float, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [num_rows, hidden_size] and the places of the rows' tokens [num_rows]; notes their
-        positions in `positions` [places] and their lengths in the buffers."""
+        """The residual stream [num_rows, hidden_size], of embeddings times `scale`, and the places of the rows' tokens
+        [num_rows]; notes their positions in `positions` [places] and their lengths in the buffers."""
         ...
 
     def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
@@ -108,14 +133,24 @@ class TorchOperations:
         angles = positions.float()[:, None] * rope.frequencies
         return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
 
-    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def add_norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype,
+        added_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if added is not None:
+            if added_weight is not None:
+                added = torch.rms_norm(added.float(), weight.shape, added_weight, epsilon)
             residual.add_(added)
-        return torch.rms_norm(residual, weight.shape, weight.float(), epsilon).to(weight.dtype)
+        return torch.rms_norm(residual, weight.shape, weight, epsilon).to(dtype)
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
-        num_kv_heads = kv.shape[3]
+    def rotate_and_store(
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
+    ) -> Tensor:
+        num_kv_heads, head_dim = kv.shape[3:]
         query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query = torch.rms_norm(query.float(), (head_dim,), norms.query, norms.epsilon)
+            key = torch.rms_norm(key.float(), (head_dim,), norms.key, norms.epsilon)
         block, offset = (places // BLOCK_SIZE).long(), (places % BLOCK_SIZE).long()
         is_bad = ~value.isfinite().all(-1, keepdim=True)
         kv[block, 0, offset] = _rotated(key, rotation).masked_fill(is_bad, torch.nan).to(kv.dtype)
@@ -131,9 +166,13 @@ class TorchOperations:
     def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         return multiplied(vectors, matrix, bias)
 
-    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+    def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
         gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
-        return (silu(gate) * up).to(vectors.dtype)
+        opened = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
+        return (opened * up).to(vectors.dtype)
+
+    def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
+        return mixed(vectors, mixture)
 
     def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
         return Reach(window, positions)
@@ -155,13 +194,13 @@ class TorchOperations:
         return attended.reshape(num_rows, num_heads * head_dim)
 
     def begin(
-        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, scale: float, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         kv_lens = buffers.kv_lens[:num_rows]
         places = places_of(buffers.table[:num_rows], kv_lens)
         buffers.lens[:num_rows] = kv_lens + 1
         positions[places.long()] = buffers.positions[:num_rows]
-        return torch.nn.functional.embedding(buffers.ids[:num_rows].long(), embedding).float(), places
+        return torch.nn.functional.embedding(buffers.ids[:num_rows].long(), embedding).float().mul_(scale), places
 
     def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
         best = logits.argmax(-1)
