@@ -90,6 +90,17 @@ class DevicePart(_Ends, Protocol):
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """What computes a model, and where its KV is."""
+
+    model: _Ends
+    forward: _Forward
+    cache: _Cache
+    step_weight_bytes: int
+    answer: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
+
+
 class ModelRunner:
     """A model with its memory. `run` must always be called under torch.inference_mode."""
 
@@ -111,6 +122,15 @@ class ModelRunner:
         `share` is told each batch before any of it is done, when nothing can be wrong with it as a whole any more. By
         then rows have no sources, and those that something is wrong with are gone."""
         self._share = share
+        if device is not None:
+            parts = _Parts(device, device.forward, device.cache, device.step_weight_bytes)
+        elif native is not None:
+            parts = _native_parts(model, num_blocks, native)
+        else:
+            parts = _torch_parts(model, num_blocks, attention)
+        self._model, self._forward, self._cache = parts.model, parts.forward, parts.cache
+        self._answer_together = parts.answer
+        self.step_weight_bytes, self.kv_token_bytes = parts.step_weight_bytes, parts.cache.token_bytes
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
@@ -124,36 +144,6 @@ class ModelRunner:
         self._device = torch.device("cpu") if device is None else device.device
         self._ropes = model.ropes if device is None else device.ropes
         self._slots = EmbedStore(model.config, num_slots, self._device)
-        self._model: _Ends
-        self._forward: _Forward
-        self._cache: _Cache
-        self._answer_together: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
-        if device is not None:
-            self._cache, self._model, self._forward = device.cache, device, device.forward
-            self.step_weight_bytes = device.step_weight_bytes
-        elif native is not None:
-            self._cache = cache = NativeKvCache(model.config, num_blocks)
-            decoder = NativeDecoder(
-                model,
-                native.kernels,
-                cache,
-                weight_type=native.weight_type,
-                num_threads=native.num_threads,
-                scratch_bytes=native.scratch_bytes,
-            )
-            self._model, self._forward = decoder, decoder.forward
-            self._answer_together = decoder.answers.answer
-            self.step_weight_bytes = decoder.step_weight_bytes
-        else:
-            self._cache = own_cache = KvCache(model.config, num_blocks)
-            built = find_architecture(model.config.architecture).build(model)
-            backend = make_attention(attention, own_cache)
-            self._model = built
-            self._forward = lambda hidden, positions, rows: built.forward(
-                hidden, positions, backend.plan(rows, positions)
-            )
-            self.step_weight_bytes = model.step_weight_bytes
-        self.kv_token_bytes = self._cache.token_bytes
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
@@ -263,6 +253,26 @@ class ModelRunner:
         for start in range(0, len(questions), _MAX_LOGIT_ROWS):
             chunk = questions[start : start + _MAX_LOGIT_ROWS]
             yield self._model.logits(vectors([index for index, _ in chunk])), [question for _, question in chunk]
+
+
+def _native_parts(model: LoadedModel, num_blocks: int, native: NativeSettings) -> _Parts:
+    cache = NativeKvCache(model.config, num_blocks)
+    decoder = NativeDecoder(
+        model, native.kernels, cache, weight_type=native.weight_type, num_threads=native.num_threads,
+        scratch_bytes=native.scratch_bytes,
+    )  # fmt: skip
+    return _Parts(decoder, decoder.forward, cache, decoder.step_weight_bytes, decoder.answers.answer)
+
+
+def _torch_parts(model: LoadedModel, num_blocks: int, attention: str) -> _Parts:
+    cache = KvCache(model.config, num_blocks)
+    built = find_architecture(model.config.architecture).build(model)
+    backend = make_attention(attention, cache)
+
+    def forward(hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
+        return built.forward(hidden, positions, backend.plan(rows, positions))
+
+    return _Parts(built, forward, cache, model.step_weight_bytes)
 
 
 class FollowingRunner(ModelRunner):
