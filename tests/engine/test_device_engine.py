@@ -21,6 +21,7 @@ from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
 from loopwright.engine.cuda.executor import DeviceExecutor
+from loopwright.engine.cuda.experts import Mixture
 from loopwright.engine.cuda.layers import misfit
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
@@ -577,6 +578,10 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
     assert plan.weight_bytes + plan.step_bytes + num_blocks * plan.block_bytes < plan.free_bytes
     assert num_blocks * plan.block_bytes > 0.9 * (plan.free_bytes - plan.weight_bytes - plan.step_bytes)
     assert plan.num_blocks(1000) == 1000
+    experts = MemoryPlan.of(
+        SHAPES["qwen3-30b-a3b"], torch.bfloat16, max_rows=256, max_tokens=8192, free_bytes=140 << 30
+    )
+    assert experts.weight_bytes == 2 * 30_532_122_624  # the parameters of Qwen3 30B-A3B
     small = dataclasses.replace(plan, free_bytes=16 << 30)
     with pytest.raises(Unavailable, match=r"weights 16\.06 GB, .* are more than the 17\.18 GB free"):
         small.num_blocks()
@@ -600,6 +605,12 @@ def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
 
 
 def test_a_dummy_has_the_shape_that_was_asked_for() -> None:
+    experts = dummy_model(shape_config("tiny-experts"), torch.device("cpu"))
+    mixture = Mixture.of(experts, 1, torch.device("cpu"), torch.float32)
+    assert mixture.gate_up.data_ptr() == experts.weights["layers.1.experts.0.gate_up"].data_ptr()
+    assert torch.equal(mixture.down[7], experts.weights["layers.1.experts.7.down"])
+    assert Mixture.of(experts, 1, torch.device("cpu"), torch.bfloat16).down.dtype == torch.bfloat16
+    assert np.isfinite(device_rig(experts).logprobs([1, 2, 3])).all()
     model = dummy_model(shape_config("tiny"), torch.device("cpu"))
     assert model.weights["embedding"].shape == (512, 64)
     assert model.quantization == "dummy"
