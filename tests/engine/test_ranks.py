@@ -3,6 +3,7 @@ that decode ahead. Ranks are threads here."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.steps import choose_among_ranks
 from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.oracle import Oracle
+from loopwright.engine.ranks.collectives import Collectives
 from loopwright.engine.ranks.messages import Step, StepReader, StepWriter, decode, encode
 from runner_rig import Rig, log_softmax, some_tokens
 
@@ -127,6 +129,22 @@ def test_rows_of_every_kind_go_on_ahead_as_on_one(names: tuple[str, ...], model:
     for mine, theirs in zip(found, expected, strict=True):
         for name, one, other in zip(names, mine, theirs, strict=True):
             same(one, other, name)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_sums_are_the_same_whichever_way(num_ranks: int, tmp_path: Path) -> None:
+    parts = torch.randn(num_ranks, 5, 32, generator=torch.Generator().manual_seed(num_ranks))
+
+    def sum_of(rank: int) -> list[torch.Tensor]:
+        ranks = Collectives(tmp_path / "meeting", rank, num_ranks, CPU, 30.0)
+        return [ranks.add_up(parts[rank].clone()), ranks.all_reduced(parts[rank].clone())]
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        found = list(pool.map(sum_of, range(num_ranks)))
+    for gathered, reduced in found:
+        torch.testing.assert_close(gathered, parts.sum(0))
+        torch.testing.assert_close(reduced, parts.sum(0))
+        assert gathered.equal(found[0][0]), "the same bits on each"
 
 
 class Recorded:
