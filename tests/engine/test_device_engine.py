@@ -590,7 +590,7 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
 @pytest.mark.parametrize(
     ("shape", "free_gb", "num_tokens"),
     [("llama-8b", 141, 32768), ("llama-8b", 80, 16384), ("llama-8b", 24, 2048), ("llama-8b", 10, 2048),
-     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192)],
+     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192), ("qwen3-30b-a3b", 94, 8192)],
 )  # fmt: skip
 def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
     shape: str, free_gb: int, num_tokens: int

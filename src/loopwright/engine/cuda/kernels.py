@@ -208,7 +208,7 @@ def _rotated(
     """[HEADS, DP] of float32, each head normed, if at all, and each pair turned."""
     heads = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORMS:
-        scale = 1.0 / tl.sqrt(tl.sum(heads * heads, axis=1) / D + epsilon)
+        scale = 1.0 / tl.sqrt(tl.sum(heads * heads, axis=1) / DP + epsilon)
         heads *= scale[:, None] * tl.load(norm + column, mask=column < D, other=0.0)
     even, odd = tl.split(tl.reshape(heads, (HEADS, DP // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (HEADS, DP))

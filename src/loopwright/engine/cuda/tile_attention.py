@@ -36,7 +36,7 @@ class TileAttention:
     def _tiling(self, rows: Sequence[AttentionRow]) -> Tiling:
         if self._is_deterministic:
             return FIXED
-        return tiling_for(max(row.num_tokens for row in rows) * self._group, self._cache.layers[0].shape[4])
+        return tiling_for(max(row.num_tokens for row in rows) * self._group)
 
 
 class TileRows:
