@@ -37,6 +37,7 @@ class DeviceDecoder:
         self._config, self._attention, self._operations = model.config, attention, operations
         self._ranks = model.ranks
         self.cache, self.device = cache, cache.device
+        self.vocab_size = model.config.vocab_size
 
         self._dtype = dtype
         self._activation, self._embedding_scale = activation(model.config), embedding_scale(model.config)
