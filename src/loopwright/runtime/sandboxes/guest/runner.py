@@ -283,8 +283,9 @@ class WitWorld(wit_world.WitWorld):
     def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         if form == REHEARSAL:
             PLAYER.play(rehearsal.TYPICAL, 1, real_host)
+            READY.append(Run(real_host, can_wait=True))
             return ""
-        run = Run(real_host, can_wait=True)
+        run = READY.pop() if READY else Run(real_host, can_wait=True)
         try:
             return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
@@ -332,6 +333,7 @@ def execute(host: Host, source: str, arguments: str, code: str) -> None:
 
 
 PLAYER = rehearsal.Player(execute)
+READY: list[Run] = []  # made behind the rehearsal, for the program that comes
 
 
 def rehearse(num_times: int) -> None:
