@@ -246,9 +246,13 @@ class Context:
         began at token number `since`, and the tokens that end a turn where that text is whole. `allowed_mass` is what
         those had before. `entropy` and `logits` ask for those too."""
         with self._turnstile:
-            asked: dict[str, Any] = {"k": k, "must_include": list(must_include), "entropy": entropy, "logits": logits}
+            asked: dict[str, Any] = {"k": k}
+            if must_include:
+                asked["must_include"] = list(must_include)
             if allowed is not None:
                 asked["allowed"] = list(allowed)
+            if entropy or logits:
+                asked |= {"entropy": entropy, "logits": logits}
             return await self._segments.distribution(asked, grammar, since)
 
     async def score(self, candidates: Sequence[str | Sequence[int]]) -> list[Score]:

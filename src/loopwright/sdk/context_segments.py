@@ -126,7 +126,8 @@ class ContextSegments:
         if self.current is not None:
             self.current.interrupt()
             await self.current.finish()
-        await self._kv.pages.settled()
+        if not self._kv.pages.is_settled:
+            await self._kv.pages.settled()
         await self._log.write_out(opens_turn=opens_turn)
 
     async def run_seed(self) -> int:

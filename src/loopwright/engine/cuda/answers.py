@@ -79,11 +79,11 @@ class Answers:
         self._copies.wait()
         found = self._chosen.read()
         tops = {row: top for rows, read in self._tops for row, top in zip(rows, read(), strict=True)}
-        distributions = iter(self._distributions())
+        distributions, have_failed = iter(self._distributions()), self._have_failed().tolist()
         results = []
         for row, question in enumerate(self._questions):
-            mine: tuple[Distribution, ...] = tuple(next(distributions) for _ in question.distributions)
-            if self._have_failed()[row]:
+            mine: tuple[Distribution, ...] = tuple([next(distributions) for _ in question.distributions])
+            if have_failed[row]:
                 results.append(not_finite())
             elif (error := found.errors.get(row)) is not None:
                 results.append(RowResult(error=error))
