@@ -34,6 +34,7 @@ class TritonOperations:
         """With `alike` no row's bits depend on the others: all products are cut in one way, but those of the kinds in
         it in two that give equal bits."""
         self._alike = alike
+        self._zeros: Tensor | None = None
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         num_tokens, num_pairs = len(positions), len(rope.frequencies)
@@ -69,12 +70,13 @@ class TritonOperations:
         tiling = self._tiling(vectors, matrix)
         if tiling is None:
             return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
-        return product_kernels.product(vectors, matrix, bias, tiling)
+        return product_kernels.product(vectors, matrix, bias, tiling, arrivals=self._arrivals(tiling, vectors))
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
         tiling = self._tiling(vectors, head) if head.kind != "plain" or self._alike is not None else None
         if tiling is not None:
-            return product_kernels.product(vectors, head, None, tiling, torch.float32)
+            arrivals = self._arrivals(tiling, vectors)
+            return product_kernels.product(vectors, head, None, tiling, torch.float32, arrivals)
         weights = _all_weights(head, vectors.dtype)
         if vectors.dtype == torch.float32 or not vectors.is_cuda:
             return linear(vectors, weights).float()
@@ -84,7 +86,7 @@ class TritonOperations:
         tiling = self._tiling(vectors, matrix)
         if tiling is None:
             return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
-        product_kernels.add_product(vectors, matrix, bias, residual, tiling)
+        product_kernels.add_product(vectors, matrix, bias, residual, tiling, self._arrivals(tiling, vectors))
         return None
 
     def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
@@ -104,6 +106,12 @@ class TritonOperations:
         if vectors.dtype != torch.bfloat16:
             return None
         return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
+
+    def _arrivals(self, tiling: product_kernels.Tiling, vectors: Tensor) -> Tensor | None:
+        """Zeros, which every launch leaves as it finds them: all are on one stream."""
+        if tiling.is_split and self._zeros is None:
+            self._zeros = torch.zeros(product_kernels.ARRIVALS, dtype=torch.int32, device=vectors.device)
+        return self._zeros
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
         if self._alike is not None:
