@@ -7,8 +7,22 @@ from figures.decoding import SAMPLING, TPOT
 from figures.exactness import NOISE
 from figures.over_http import HTTP
 from figures.prompts import PREFILL
+from figures.quality import QUALITY
 from figures.ranks import RANKS
 from figures.report import Section
 from figures.suites import AGENTS, MECHANISMS
 
-SECTIONS: tuple[Section, ...] = (TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, COST, AGENTS, RANKS)
+SECTIONS: tuple[Section, ...] = (
+    TPOT,
+    PREFILL,
+    TTFT,
+    GOODPUT,
+    SAMPLING,
+    HTTP,
+    MECHANISMS,
+    NOISE,
+    COST,
+    QUALITY,
+    AGENTS,
+    RANKS,
+)

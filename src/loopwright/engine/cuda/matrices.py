@@ -29,6 +29,7 @@ SMALL_GROUP = 32
 """The same in 4 bits, as most files of 4 bits have it."""
 
 _LEVELS = {"fp8": 448.0, "int8": 127.0}
+_TRIED, _TRIED_ON_GPU = 1 << 18, 1 << 26  # numbers at a time
 _CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 """How much of a small group's range its 16 levels may span: where the error is least, it does."""
 
@@ -116,9 +117,16 @@ def _rounded_up(scales: Tensor) -> Tensor:
 
 
 def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels from 0 to 15, and scales and zeros [num_outputs, groups, 2]: a number is scale · (level - zero)."""
+    """Levels from 0 to 15, and scales and zeros [num_outputs, groups, 2]: a number is scale · (level - zero). A few
+    outputs at a time, so that what is tried stays in a cache."""
+    rows = max(1, (_TRIED_ON_GPU if grouped.is_cuda else _TRIED) // grouped[0].numel())
+    found = [_least_error_of(some) for some in grouped.split(rows)]
+    levels, scales = (torch.cat(some) for some in zip(*found, strict=True))
+    return levels, scales
+
+
+def _least_error_of(grouped: Tensor) -> tuple[Tensor, Tensor]:
     low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
-    best = torch.zeros_like(grouped)
     scales, zeros, least = torch.zeros_like(low), torch.zeros_like(low), torch.full_like(low, torch.inf)
     for clip in _CLIPS:
         cut = (high - low) * ((1 - clip) / 2)
@@ -126,14 +134,18 @@ def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
         # All numbers of a group may be one: its scale is that number, and its level 1.
         scale = torch.where(scale == 0, low, scale)
         zero = torch.where(high == low, -1.0, -(low + cut) / scale).nan_to_num_(0.0).bfloat16().float()
-        levels = (grouped / scale + zero).nan_to_num_(0.0).round_().clamp_(0, 15)
-        levels = torch.where(high == low, 0.0, levels)
-        error = ((levels - zero) * scale - grouped).square_().sum(-1, keepdim=True)
+        error = _levels_at(grouped, scale, zero).sub_(zero).mul_(scale).sub_(grouped).square_().sum(-1, keepdim=True)
         is_better = error < least
-        best = torch.where(is_better, levels, best)
         scales, zeros = torch.where(is_better, scale, scales), torch.where(is_better, zero, zeros)
         least = torch.where(is_better, error, least)
-    return best, torch.cat([scales, zeros], dim=-1).bfloat16()
+    levels = _levels_at(grouped, scales, zeros)
+    return levels.to(torch.uint8), torch.cat([scales, zeros], dim=-1).bfloat16()
+
+
+def _levels_at(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The nearest ones; 0 where the scale is."""
+    at = torch.where(scale == 0, torch.inf, scale)
+    return grouped.div(at).add_(zero).nan_to_num_(0.0).round_().clamp_(0, 15)
 
 
 def _bytes(levels: Tensor) -> Tensor:
