@@ -9,8 +9,8 @@ from loopwright.compose.config import RuntimeConfig
 from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import model_text
 from loopwright.compose.system import make_launcher
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.executor import Executor
 from loopwright.core.runs import RunSpec

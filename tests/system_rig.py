@@ -20,8 +20,8 @@ from loopwright.compose.config import RuntimeConfig
 from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import load_tokenizer, model_text
 from loopwright.compose.system import close_sandboxes, make_launcher, open_sandboxes
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import SystemClock
 from loopwright.core.events import Event, Finished, Text

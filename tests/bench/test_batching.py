@@ -8,7 +8,7 @@ import pytest
 from loopwright.bench.batching import POLICIES, measure_policies, measure_step_s, simulate, simulate_policies
 from loopwright.bench.devices import DEVICES, L4
 from loopwright.compose.simulated import open_simulation
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.clock import Clock
 from loopwright.core.errors import InternalError
 from loopwright.core.step_costs import StepCosts

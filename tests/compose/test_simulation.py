@@ -7,7 +7,7 @@ import pytest
 
 from loopwright.bench.sessions import QUEUE, Caller, by_segment, by_streaming, by_token
 from loopwright.compose.simulated import SHAPE, open_simulation
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import (
     AllocateEmbeds,

@@ -92,11 +92,8 @@ class FakeExecutor:
         block_size: int = 4,
         num_slots: int = 64,
         max_context: int = 1000,
-        takes_late_bits: bool = True,
     ) -> None:
-        self.shape = EngineShape(
-            VOCAB_SIZE, max_context, block_size, num_blocks, num_slots, 0, "possible", takes_late_bits
-        )  # fmt: skip
+        self.shape = EngineShape(VOCAB_SIZE, max_context, block_size, num_blocks, num_slots, 0, "possible")
         self._carried = Carried()
         self.batches: list[Batch] = []
         self.fail_rows: dict[int, ErrorInfo] = {}  # by input token: rows that hold it fail

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
 from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
 from loopwright.core.clock import FakeClock
@@ -56,7 +56,6 @@ class Rig:
         traits: tuple[Trait, ...] = SERVED_TRAITS,
         meter: Meter | None = None,
         is_ahead: bool = False,
-        takes_late_bits: bool = True,
     ) -> None:
         """With `is_ahead` each step is formed before the one in front of it has run, as far as control can."""
         config = config or ControlConfig()
@@ -64,9 +63,7 @@ class Rig:
             config = msgspec.structs.replace(config, steps_ahead="on")
         self.running: deque[Batch] = deque()  # formed by `begin`, in order
         self._max_running = 1 + is_ahead
-        self.executor = FakeExecutor(
-            num_blocks=num_blocks, num_slots=num_slots, max_context=max_context, takes_late_bits=takes_late_bits
-        )
+        self.executor = FakeExecutor(num_blocks=num_blocks, num_slots=num_slots, max_context=max_context)
         self.clock = FakeClock()
         info = model_info(self.executor, traits)
         self.controller = Controller(self.executor, token_bytes, info, self.clock, config, grammars, meter)

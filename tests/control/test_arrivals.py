@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from loopwright.control.arrivals import MAX_HOLD_S, MAX_STEPS, Arrivals
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 
 from .rig import Rig, generate
 from .test_overlap import SAMPLING, next_step, segment, serving

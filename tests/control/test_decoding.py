@@ -2,8 +2,8 @@
 
 import pytest
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.decoding import DecodeGroup
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.batch import DecodeRows
 from loopwright.core.calls import AllocatePages, ClearQueue, ForwardText, Sampling
 from loopwright.core.control import ControlLimits

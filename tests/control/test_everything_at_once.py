@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import ClearQueue, FreePages, Generate, KvWindow, SetPriority, Watch
 from loopwright.core.ids import CallId, PageName
 from loopwright.core.results import Segment

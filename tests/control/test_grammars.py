@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import ClearQueue, Generate, Grammar, Sampling
 from loopwright.core.errors import BadRequest
 from loopwright.core.results import Segment

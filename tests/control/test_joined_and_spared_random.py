@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.control.scheduler import ControlConfig, Scheduler
+from loopwright.control.config import ControlConfig
+from loopwright.control.scheduler import Scheduler
 from loopwright.core.calls import (
     AllocatePages,
     ClearQueue,

@@ -1,6 +1,6 @@
 """Vertical batching: calls that share a step with what they wait for, and what happens when that fails."""
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import CreateQueue, ForwardText, Sampling
 from loopwright.core.ids import PageName, QueueName
 from loopwright.core.instrument import Meter

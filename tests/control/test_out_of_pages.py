@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from loopwright.control.block_pool import BlockPool
+from loopwright.control.config import ControlConfig
 from loopwright.control.dropping import Dropping
 from loopwright.control.ordering import Page, Resource
 from loopwright.control.page_content import PageContent, Prefix
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.control import controller
+from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import GroupingScheduler
 from loopwright.control.policies import Adaptive, Eager, Group, KOnly, Policy, TOnly
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import AllocatePages, FreePages, Sampling
 from loopwright.core.ids import PageName
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import AllocatePages, CopyPage, CreateQueue, ForwardText, FreePages, Sampling, SharePages
 from loopwright.core.ids import CallId, PageName, QueueName
 from loopwright.core.results import Completion

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import AllocatePages, Generate, Sampling
 from loopwright.core.ids import PageName
 from loopwright.core.results import Segment

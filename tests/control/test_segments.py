@@ -2,7 +2,7 @@
 
 import pytest
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.batch import RowResult, Sampled
 from loopwright.core.calls import AllocatePages, ClearQueue, ForwardText, FreePages, Sampling
 from loopwright.core.errors import InternalError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,

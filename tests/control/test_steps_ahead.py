@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import goes_ahead
-from loopwright.control.scheduler import ControlConfig
-from loopwright.core.calls import Generate, Grammar, Sampling, Veto, Watch
+from loopwright.core.calls import Generate, Grammar, KvWindow, Sampling, Veto, Watch
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import PageName
@@ -246,11 +246,11 @@ def test_an_executor_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_needs_a_result_to_go_on_keeps_the_step_behind_it_waiting_for_it() -> None:
-    """An engine that has to know with the row what may be chosen."""
-    rig = Rig(is_ahead=True, grammars=FakeCompiler(g=PLACES), token_bytes=LETTERS, takes_late_bits=False)
+    """Here a window, which moves with each token."""
+    rig = Rig(is_ahead=True)
     plain, held = rig.open("plain"), rig.open("held")
     plain.submit(segment(max_tokens=20))
-    call = held.submit(replace(segment(6, max_tokens=4), grammar=Grammar("regex", "g")))
+    call = held.submit(replace(segment(6, max_tokens=4), window=KvWindow(size=9, sinks=0)))
     rig.drain()
     rows = [batch.decodes for batch in rig.executor.batches]
     num_held = sum(bool(batch.rows) for batch in rig.executor.batches)

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from loopwright.control import bases
+from loopwright.control.config import ControlConfig
 from loopwright.control.ordering import is_dropped
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Acknowledge, ClearQueue, CreateQueue, Generate, Sampling, Veto, Watch
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId, QueueName

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import Acknowledge, Sampling, Veto, Watch
 from loopwright.core.ids import CallId
 

@@ -15,7 +15,7 @@ import torch
 
 from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.parts import DeviceParts
-from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.runner import DeviceRunner, FollowingDeviceRunner
 from loopwright.engine.loader import load_model
 from loopwright.engine.model_runner import FollowingRunner, ModelRunner
 from loopwright.engine.ranks.collectives import Collectives
@@ -37,11 +37,10 @@ TIMEOUT_S = 30.0
 
 @contextmanager
 def rank_threads(
-    path: Path, meeting: Path, num_ranks: int, kind: str = "reference",
-    followers_draw: type[DeviceRunner] = DeviceRunner, dtype: WeightDtype = "auto",
-) -> Iterator[Rig]:  # fmt: skip
-    """The first rank's rig over the model at `path`; `kind` is reference or device, of which the other ranks may have
-    another class, and which keeps its matrices as `dtype` says. What one of them raises fails the block."""
+    path: Path, meeting: Path, num_ranks: int, kind: str = "reference", dtype: WeightDtype = "auto"
+) -> Iterator[Rig]:
+    """The first rank's rig over the model at `path`; `kind` is reference or device, which keeps its matrices as `dtype`
+    says. What one of the other ranks raises fails the block."""
     inboxes = [SimpleQueue[bytes]() for _ in range(1, num_ranks)]
     writer = StepWriter()
     faults: list[Exception] = []
@@ -53,7 +52,7 @@ def rank_threads(
 
     def follow(rank: int, inbox: SimpleQueue[bytes]) -> None:
         try:
-            _follow(_maker(kind, followers_draw, dtype=dtype)(_ranked(path, meeting, rank, num_ranks), 128, 64), inbox)
+            _follow(_maker(kind, dtype=dtype)(_ranked(path, meeting, rank, num_ranks), 128, 64), inbox)
         except Exception as error:  # noqa: BLE001 (the edge of the thread)
             faults.append(error)
 
@@ -88,15 +87,15 @@ def _follow(runner: ModelRunner, inbox: SimpleQueue[bytes]) -> None:
 
 
 def _maker(
-    kind: str, device_runner: type[DeviceRunner] = DeviceRunner, share: Callable[[Batch], None] | None = None,
-    dtype: WeightDtype = "auto",
-) -> Callable[[LoadedModel, int, int], ModelRunner]:  # fmt: skip
+    kind: str, share: Callable[[Batch], None] | None = None, dtype: WeightDtype = "auto"
+) -> Callable[[LoadedModel, int, int], ModelRunner]:
     def make(model: LoadedModel, num_blocks: int, num_slots: int) -> ModelRunner:
         if kind == "device":
             parts = DeviceParts.make(
                 model, num_blocks=num_blocks, device=CPU, dtype=torch.float32, kind_of=kinds(dtype)
             )
-            return device_runner(model, parts, num_slots=num_slots, max_rows=8, share=share)
+            runner = FollowingDeviceRunner if share is None else DeviceRunner
+            return runner(model, parts, num_slots=num_slots, max_rows=8, share=share)
         if share is None:
             return FollowingRunner(model, num_blocks=num_blocks, num_slots=num_slots)
         return ModelRunner(model, num_blocks=num_blocks, num_slots=num_slots, share=share)

@@ -253,6 +253,44 @@ def test_decode_rows_and_prompts_of_a_batch_share_one_pass_and_equal_the_model_r
     assert passes == [4 + 17 + 13, 4 + 23 + 13, 4 + 10 + 13, 4, 4]
 
 
+def test_the_last_layer_computes_only_what_somebody_asks_for(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt its last token; what is scored, drafted or kept in a slot; of a piece of a prompt nothing but KV."""
+    rig, reference = device_rig(model), Rig(model)
+    operations, sizes = rig.runner._decoder._operations, []
+    gate = operations.gate
+    monkeypatch.setattr(operations, "gate", lambda vectors, matrix: sizes.append(len(vectors)) or gate(vectors, matrix))
+
+    def asked(rig: Rig) -> list[RowResult]:
+        sizes.clear()
+        long, results = rig.blocks(50), []
+        piece = ForwardRow(long, 0, range(30), some_tokens(30))
+        prompt = ForwardRow(rig.blocks(20), 0, range(20), some_tokens(20, 1), sampling=Sampling(), sample_position=20)
+        drafted = ForwardRow(
+            rig.blocks(9), 0, range(5), [1, 2, 3, 4, 5], sampling=Sampling(), num_drafts=2, sample_position=5
+        )
+        scored = ForwardRow(rig.blocks(9), 0, range(8), some_tokens(8, 2), distributions=[
+            DistributionRequest(index=index, k=256) for index in (-1, 2, 2)
+        ])  # fmt: skip
+        slots = ForwardRow(rig.blocks(9), 0, range(7), some_tokens(7, 3), output_slots=[5, 6])
+        whole = rig.row(some_tokens(6, 4))
+        batches = [[piece], [prompt, drafted, scored, slots], [whole]]
+        for rows in batches:
+            results += rig.rows(*rows)
+        head = HeadRow(slot=5, sampling=Sampling(), sample_position=6)
+        end = ForwardRow(long, 30, range(30, 50), some_tokens(20, 5), sampling=Sampling(), sample_position=50)
+        return [*results, *rig.heads(head), *rig.rows(end)]
+
+    expected, found = asked(reference), asked(rig)
+    for mine, theirs in zip(found, expected, strict=True):
+        same_answer(mine, theirs)
+    layers = model.config.num_layers
+    each = [sizes[start : start + layers] for start in (layers - 1, 2 * layers - 1, 3 * layers - 1)]
+    assert sizes[: layers - 1] == [30] * (layers - 1)  # and nothing in the last
+    assert each == [[*[tokens] * (layers - 1), kept] for tokens, kept in ((40, 1 + 3 + 2 + 2), (6, 6), (20, 1))]
+
+
 def test_decode_rows_beside_prompts_that_are_all_refused_run_alone(model: LoadedModel) -> None:
     found = Decoding(device_rig(model), SAMPLINGS[:2])
     bad = ForwardRow(found.rig.blocks(4), 0, range(3), [1, 2, 999_999], sampling=Sampling(), sample_position=3)

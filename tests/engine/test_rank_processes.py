@@ -83,6 +83,7 @@ def test_smollm2_on_three_ranks_answers_as_on_one_until_one_dies(executor: Execu
     for _ in range(2):
         with pytest.raises(Unavailable, match=killed):
             executor.submit(Batch(rows=[row])).result()
+    executor._group._members[0]._watch.join(60)
     assert processes_of() == {}, "the other goes with it"
 
 

@@ -3,7 +3,8 @@ that decode ahead. Ranks are threads here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,16 +12,22 @@ import torch
 from parity import ARCHITECTURES
 from ranks_rig import CPU, rank_threads
 from test_device_engine import FITTING, Decoding, same_answer, step_of_everything
+from test_nobody_waits import same
 
+from ahead_rig import NAMES, Kinds
 from loopwright.core.batch import Batch, BlockCopy, DecodeRows, ForwardRow, HeadRow
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerNode, SamplerRun, TracedSampler, TracedState
 from loopwright.engine.byte_model import byte_model
+from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.matrices import kinds
+from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.steps import choose_among_ranks
 from loopwright.engine.model_files import write_hf_folder
 from loopwright.engine.oracle import Oracle
+from loopwright.engine.ranks.collectives import Collectives
 from loopwright.engine.ranks.messages import Step, StepReader, StepWriter, decode, encode
 from runner_rig import Rig, log_softmax, some_tokens
 
@@ -95,17 +102,6 @@ def test_decode_rows_of_every_sampling_equal_one_ranks(way: str, model: LoadedMo
     np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
 
 
-def test_ranks_follow_what_the_first_one_sampled(model: LoadedModel, tmp_path: Path) -> None:
-    """A draw may fall otherwise on a rank whose sums are rounded otherwise: the tokens are those of the first."""
-    samplings = [Sampling(temperature=1.0, seed=5), Sampling(temperature=1.0, seed=6, frequency_penalty=0.5)]
-    expected = Decoding(Rig(model), samplings)
-    expected.serially(12)
-    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device", followers_draw=OtherDraws) as rig:
-        found = Decoding(rig, samplings)
-        found.ahead(12)
-    assert found.tokens == expected.tokens
-
-
 @pytest.mark.parametrize(("sampling", "num_told"), [(Sampling(), 1), (Sampling(temperature=1.0, seed=5), 13)])
 def test_what_was_sampled_is_told_once_a_step_unless_it_is_certain(
     sampling: Sampling, num_told: int, model: LoadedModel, tmp_path: Path
@@ -124,14 +120,62 @@ def test_what_was_sampled_is_told_once_a_step_unless_it_is_certain(
     assert len(told) == num_told
 
 
-class OtherDraws(DeviceRunner):
-    """Samples something else than it should."""
+@pytest.mark.parametrize("names", [NAMES[::4], (*NAMES[1::4], "bits")])
+def test_rows_of_every_kind_go_on_ahead_as_on_one(names: tuple[str, ...], model: LoadedModel, tmp_path: Path) -> None:
+    """Among them rows that hear late what they may choose, and programs' samplers with what they carry."""
+    expected = Kinds(Rig(model), names).run(12, is_ahead=False)
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device") as rig:
+        found = Kinds(rig, names).run(12, is_ahead=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        for name, one, other in zip(names, mine, theirs, strict=True):
+            same(one, other, name)
 
-    def _sampled(self, *arguments: Any) -> torch.Tensor:
-        sampled = super()._sampled(*arguments).clone()
-        sampled[0] = (sampled[0] + 17) % 256
-        self._steps.buffers.inputs[0] = (self._steps.buffers.inputs[0] + 17) % 256
-        return sampled
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_sums_are_the_same_whichever_way(num_ranks: int, tmp_path: Path) -> None:
+    parts = torch.randn(num_ranks, 5, 32, generator=torch.Generator().manual_seed(num_ranks))
+
+    def sum_of(rank: int) -> list[torch.Tensor]:
+        ranks = Collectives(tmp_path / "meeting", rank, num_ranks, CPU, 30.0)
+        return [ranks.add_up(parts[rank].clone()), ranks.all_reduced(parts[rank].clone())]
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        found = list(pool.map(sum_of, range(num_ranks)))
+    for gathered, reduced in found:
+        torch.testing.assert_close(gathered, parts.sum(0))
+        torch.testing.assert_close(reduced, parts.sum(0))
+        assert gathered.equal(found[0][0]), "the same bits on each"
+
+
+class Recorded:
+    """One of `num_ranks`, which hears what the others have said."""
+
+    def __init__(self, rank: int, num_ranks: int, said: list[torch.Tensor]) -> None:
+        self.rank, self.num_ranks, self._said = rank, num_ranks, said
+
+    def side_by_side(self, part: torch.Tensor) -> torch.Tensor:
+        if len(self._said) < self.num_ranks:
+            self._said.append(part)
+            return torch.cat([part] * self.num_ranks, dim=1)
+        return torch.cat(self._said, dim=1)
+
+
+def test_of_equal_logits_the_lowest_id_is_chosen_whosever_it_is() -> None:
+    logits = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    logits[0, [3, 4, 9]] = 5.0  # the first of them is the first rank's last
+    logits[1, [6, 10]] = 7.0
+    logits[2, [8, 11]] = 9.0
+    logits[3, 7] = torch.nan
+    operations, said, outputs = TorchOperations(), [], torch.zeros(3, 5, dtype=torch.int32)
+    for rank in (0, 1, 2, 1):  # the last one hears all
+        own, part = DecodeBuffers.make(5, 1, 0, CPU), logits[:, 4 * rank : 4 * rank + 4].contiguous()
+        operations.end_greedy(own, 5, part)
+        choose_among_ranks(Recorded(rank, 3, said), own.outputs, part, outputs)
+    assert outputs[0, :3].tolist() == [3, 6, 8]
+    assert outputs[0, 4] == logits[4].argmax()
+    assert outputs[2].tolist() == [0, 0, 0, 1, 0]
+    expected = logits.log_softmax(-1).amax(-1)[[0, 1, 2, 4]]
+    np.testing.assert_allclose(outputs[1].view(torch.float32)[[0, 1, 2, 4]], expected, atol=1e-5)
 
 
 def test_matrices_of_fewer_bits_are_split_as_others_are(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import torch
 from grammar_rig import EOS, byte_vocabulary
 
 from control.rig import Rig, generate, model_info
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.calls import Generate, Grammar, Sampling
 from loopwright.core.clock import FakeClock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from script_rig import emitted
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.engine.attention import visible_places
 from loopwright.engine.byte_model import BYTE_TOKENS
 from loopwright.text.stream import detokenize

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # for a run as a script
 
 from load_client import CONTENT, request
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
 from loopwright.engine.scripted import ScriptedExecutor

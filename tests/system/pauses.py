@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # for a run as a script
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.compose.model_parts import load_tokenizer, model_text
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.engine.scripted import ScriptedExecutor
 from loopwright.server.app import create_app
 from loopwright.weights.store import resolve

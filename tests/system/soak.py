@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for a run as a script
 
 from loopwright.compose.config import RuntimeConfig
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.calls import Sampling
 from loopwright.core.executor import EngineShape, Executor

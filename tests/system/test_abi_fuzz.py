@@ -12,7 +12,7 @@ from typing import Any
 
 from abi_messages import is_call, messages
 from loopwright.compose.config import RuntimeConfig
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.errors import error_types
 from loopwright.sdk.errors import InternalError, LoopwrightError
 from loopwright.sdk.port import Port

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loopwright.compose.config import RuntimeConfig
 from loopwright.compose.model_parts import model_text
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.engine.scripted import ScriptedExecutor, scripted_tokens
 from loopwright.text.load_tokenizer import byte_tokenizer
 from system_rig import CHATML, in_loop, make_info, system_over

@@ -12,7 +12,7 @@ import pytest
 from http_rig import Served, served, tool
 from tools_rig import MARKS, TOOLS, fed, saying
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.engine.scripted import NextToken, ScriptedExecutor
 from loopwright.runtime.facts import ModelText
 from system_rig import CHATML, SmolLM2, System, byte_text, in_loop, system_over

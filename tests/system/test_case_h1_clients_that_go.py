@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from http_rig import Served, Tool, served, tool
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from system_rig import System, WatchedExecutor, byte_system, in_loop, until
 
 pytestmark = pytest.mark.wasm

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import Grammar, Sampling
 from loopwright.core.model_info import WeightDtype
 from loopwright.core.results import TopLogprobs

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import Sampling
 from system_rig import System, byte_oracle, byte_system, in_loop
 

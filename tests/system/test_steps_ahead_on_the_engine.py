@@ -11,7 +11,7 @@ from device_rig import device_executor
 from loopwright.bench.sessions import QUEUE, Caller, segment_call
 from loopwright.bench.together import all_of
 from loopwright.compose.small_engine import open_small_engine
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import CreateQueue, Generate, Grammar, Sampling, Watch
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlStats

@@ -18,8 +18,8 @@ from loopwright.bench.sessions import Caller, by_segment, by_token
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
 from loopwright.bench.together import all_of
 from loopwright.compose.simulated import open_simulation
+from loopwright.control.config import ControlConfig
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.control import Control
 from loopwright.core.errors import InternalError

@@ -11,7 +11,7 @@ from loopwright.bench.suite import OpenSystem, Options, StepsAheadOption, System
 from loopwright.compose.config import Config, EngineConfig
 from loopwright.compose.device_system import open_device_system
 from loopwright.compose.system import open_system, prepare
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.runs import Runs
 from loopwright.weights import store
 

@@ -29,7 +29,7 @@ from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.together import all_of
 from loopwright.compose.simulated import open_simulation
 from loopwright.compose.small_engine import open_small_engine
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import AllocatePages, CreateQueue, FreePages
 from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.control import Control

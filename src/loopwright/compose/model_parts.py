@@ -22,7 +22,7 @@ import msgspec
 from loopwright.compose.config import EngineConfig, num_cores
 from loopwright.compose.given_back import give_back_memory
 from loopwright.compose.loading import on_daemon_thread
-from loopwright.control.scheduler import ControlConfig
+from loopwright.control.config import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import Executor

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import Clock
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import ModelInfo

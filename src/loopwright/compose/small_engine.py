@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import Clock
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler

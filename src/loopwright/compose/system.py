@@ -18,9 +18,9 @@ from loopwright.compose.exchange import make_exchange
 from loopwright.compose.model_parts import ModelParts, Report, decode_ahead, import_engine, open_model
 from loopwright.compose.one_error import one_error
 from loopwright.compose.otel_spans import open_spans
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
 from loopwright.control.policies import PolicyName
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import Control
 from loopwright.core.errors import LoopwrightError

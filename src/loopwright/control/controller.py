@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from loopwright.control import ordering
 from loopwright.control.arrivals import Arrivals
 from loopwright.control.compiling import CompilingCalls
+from loopwright.control.config import ControlConfig
 from loopwright.control.counts import StepCounts
 from loopwright.control.direct_calls import DirectCall, answer, find_queue
 from loopwright.control.grouping import goes_ahead, make_scheduler
@@ -26,7 +27,6 @@ from loopwright.control.observing import Observer
 from loopwright.control.open_calls import OpenCalls
 from loopwright.control.pace import Pace
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_results import result_of

@@ -8,12 +8,13 @@ import math
 from collections import deque
 from typing import TypeAlias
 
+from loopwright.control.config import ControlConfig
 from loopwright.control.decoding import DecodeGroup
 from loopwright.control.ordering import OpenCall
 from loopwright.control.pace import Pace
 from loopwright.control.policies import Adaptive, Policy, make_policy
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig, Scheduler
+from loopwright.control.scheduler import Scheduler
 from loopwright.control.step import Step
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import RunId

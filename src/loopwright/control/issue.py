@@ -186,7 +186,6 @@ def _prepare_generate(
     work = SegmentFeed(call, token_bytes, shape.max_context)
     if call.watch is not None:
         work = WatchedFeed(call, call.watch, token_bytes, shape.max_context)
-    work.takes_late_bits = shape.takes_late_bits
     end = call.kv_len + len(call.tokens)
     _set_pages(one, call, holdings, shape, end + call.max_tokens - 1)
     holdings.pages.check_room(max(0, -(-end // shape.block_size) - len(one.pages)))

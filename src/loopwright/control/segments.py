@@ -43,7 +43,7 @@ class SegmentFeed(Feed):
         "_call", "_chain", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_late", "_match",
         "_matcher",
         "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops",
-        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "takes_late_bits", "tokens",
+        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens",
         "top_logprobs",
     )  # fmt: skip
 
@@ -76,7 +76,6 @@ class SegmentFeed(Feed):
         self._state: GrammarState | None = None
         self._may_force = self._is_choice = True
         self._has_row_ahead = False  # behind the one whose result comes next
-        self.takes_late_bits = False  # the engine hears of what a row ahead may choose when it runs
         self._late: LateBits | None = None  # of the row ahead, until they are given
         self._chain: list[int] | None = None  # forced tokens that are to come one by one; empty: now one is chosen
         # A steady row carries no more than a plain segment needs.
@@ -153,7 +152,7 @@ class SegmentFeed(Feed):
         """What it does next, unless the token ends it that the row which runs samples."""
         if not self.is_through or self.view is not None:
             return "unknown"
-        if self._state is not None and (not self.takes_late_bits or self._num_drafts):
+        if self._state is not None and self._num_drafts:
             return "unknown"  # what drafts were is not among the tokens yet
         if self.max_more(1) <= 0:
             return "over"

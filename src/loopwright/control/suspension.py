@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from loopwright.control.compiling import CompilingCalls
+from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import AnyScheduler
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
-from loopwright.control.scheduler import ControlConfig
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.core.errors import OutOfPages

@@ -25,7 +25,6 @@ class EngineShape:
     num_slots: int  # embed slots
     block_bytes: int = 0  # KV of a block, in all layers; 0: no memory of its own
     steps_ahead: StepsAhead = "never"
-    takes_late_bits: bool = False  # rows ahead may have `late_bits`
     max_step_tokens: int = 512  # tokens that a step is made for, where the configuration does not say
 
 

@@ -23,7 +23,7 @@ from loopwright.engine.cuda.steps import Report
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import SCRATCH_BYTES, ModelRunner, NativeSettings
-from loopwright.engine.native.choice import choose, weight_types
+from loopwright.engine.native.choice import Choice, choose, weight_types
 from loopwright.engine.native.compiler import InstructionSet
 from loopwright.engine.parts import check_part, choose_part, load_part
 from loopwright.engine.ranks.group import TIMEOUT_S, RankGroup
@@ -59,13 +59,9 @@ class TorchExecutor:
         if group is not None:
             num_blocks = group.meet(Room(num_blocks, 0)).num_blocks
             model = replace(model, ranks=group.collectives)
-        native = None
-        if choice.kernels is not None:
-            threads = num_threads or torch.get_num_threads()
-            native = NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads, scratch_bytes)
         runner = ModelRunner(
-            model, num_blocks=num_blocks, num_slots=num_slots, attention=attention, native=native,
-            share=group.share if group else None,
+            model, num_blocks=num_blocks, num_slots=num_slots, attention=attention,
+            native=_native(choice, model, num_threads, scratch_bytes), share=group.share if group else None,
         )  # fmt: skip
         self.config = model.config
         self.quantization = model.quantization
@@ -78,19 +74,12 @@ class TorchExecutor:
         self.traits = runner.traits
         self._shape = runner.shape
 
-        @contextmanager
-        def scope() -> Iterator[None]:
-            if num_threads is not None:
-                torch.set_num_threads(num_threads)  # counts for the thread that calls it
-            with torch.inference_mode():
-                yield
-
         run = runner.run
         if group is not None:
             group.await_serving()
             run = partial(_run_shared, group, runner)
         self._group = group
-        self._thread = StepThread("loopwright-engine", run, scope)
+        self._thread = StepThread("loopwright-engine", run, partial(_scope, num_threads))
 
     @property
     def shape(self) -> EngineShape:
@@ -103,6 +92,21 @@ class TorchExecutor:
         self._thread.close()
         if self._group is not None:
             self._group.close()
+
+
+def _native(choice: Choice, model: LoadedModel, num_threads: int | None, scratch_bytes: int) -> NativeSettings | None:
+    if choice.kernels is None:
+        return None
+    threads = num_threads or torch.get_num_threads()
+    return NativeSettings(choice.kernels, weight_types(choice.dtype, model), threads, scratch_bytes)
+
+
+@contextmanager
+def _scope(num_threads: int | None) -> Iterator[None]:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)  # counts for the thread that calls it
+    with torch.inference_mode():
+        yield
 
 
 def _run_shared(group: RankGroup, runner: ModelRunner, batch: Batch) -> StepResult:
@@ -161,14 +165,20 @@ def create_executor(
         if group is not None:
             group.close()
         raise
-    if is_deterministic and executor.exactness != "deterministic":
+    if is_deterministic:
+        _check_deterministic(executor)
+    return executor
+
+
+def _check_deterministic(executor: TorchExecutor) -> None:
+    """Closes one that is not, and raises Unavailable."""
+    if executor.exactness != "deterministic":
         executor.close()
         raise Unavailable(
             f"engine.deterministic: {executor.computed_by} is not",
             hint="the native kernels are: engine.dtype = 'bfloat16'",
             field="engine.deterministic",
         )
-    return executor
 
 
 def _log_progress(stage: str, fraction: float | None) -> None:

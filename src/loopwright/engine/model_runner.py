@@ -9,7 +9,9 @@ from itertools import accumulate
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import (
@@ -38,6 +40,7 @@ from loopwright.engine.native.decoder import NativeDecoder
 from loopwright.engine.native.structs import WeightType
 from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step, checked
 from loopwright.engine.sampler import Question, answer
+from loopwright.engine.transfer import to_device
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row")
@@ -87,6 +90,17 @@ class DevicePart(_Ends, Protocol):
     def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """What computes a model, and where its KV is."""
+
+    model: _Ends
+    forward: _Forward
+    cache: _Cache
+    step_weight_bytes: int
+    answer: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
+
+
 class ModelRunner:
     """A model with its memory. `run` must always be called under torch.inference_mode."""
 
@@ -108,6 +122,15 @@ class ModelRunner:
         `share` is told each batch before any of it is done, when nothing can be wrong with it as a whole any more. By
         then rows have no sources, and those that something is wrong with are gone."""
         self._share = share
+        if device is not None:
+            parts = _Parts(device, device.forward, device.cache, device.step_weight_bytes)
+        elif native is not None:
+            parts = _native_parts(model, num_blocks, native)
+        else:
+            parts = _torch_parts(model, num_blocks, attention)
+        self._model, self._forward, self._cache = parts.model, parts.forward, parts.cache
+        self._answer_together = parts.answer
+        self.step_weight_bytes, self.kv_token_bytes = parts.step_weight_bytes, parts.cache.token_bytes
         self.shape = EngineShape(
             vocab_size=model.config.vocab_size,
             max_context=model.config.max_context,
@@ -116,42 +139,11 @@ class ModelRunner:
             num_slots=num_slots,
             block_bytes=BLOCK_SIZE * (kv_bytes_per_token(model.config) if device is None else device.cache.token_bytes),
             steps_ahead="possible" if device is None else "usual",
-            takes_late_bits=share is None,  # other ranks have the batch as a message
         )
         self._carried = Carried()
         self._device = torch.device("cpu") if device is None else device.device
         self._ropes = model.ropes if device is None else device.ropes
         self._slots = EmbedStore(model.config, num_slots, self._device)
-        self._model: _Ends
-        self._forward: _Forward
-        self._cache: _Cache
-        self._answer_together: Callable[[Tensor, Sequence[Question]], list[RowResult]] = answer
-        if device is not None:
-            self._cache, self._model, self._forward = device.cache, device, device.forward
-            self.step_weight_bytes = device.step_weight_bytes
-        elif native is not None:
-            self._cache = cache = NativeKvCache(model.config, num_blocks)
-            decoder = NativeDecoder(
-                model,
-                native.kernels,
-                cache,
-                weight_type=native.weight_type,
-                num_threads=native.num_threads,
-                scratch_bytes=native.scratch_bytes,
-            )
-            self._model, self._forward = decoder, decoder.forward
-            self._answer_together = decoder.answers.answer
-            self.step_weight_bytes = decoder.step_weight_bytes
-        else:
-            self._cache = own_cache = KvCache(model.config, num_blocks)
-            built = find_architecture(model.config.architecture).build(model)
-            backend = make_attention(attention, own_cache)
-            self._model = built
-            self._forward = lambda hidden, positions, rows: built.forward(
-                hidden, positions, backend.plan(rows, positions)
-            )
-            self.step_weight_bytes = model.step_weight_bytes
-        self.kv_token_bytes = self._cache.token_bytes
 
     def run(self, batch: Batch) -> StepResult:
         """Raises InternalError for a copy or an embed that cannot be; what is wrong with a row is in its result."""
@@ -189,16 +181,22 @@ class ModelRunner:
     def _run_rows(self, rows: Sequence[ForwardRow]) -> list[RowResult]:
         hidden, ends = self._forward_rows(rows)
         asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
-        return self._answer(asked, lambda index: self._model.normalize(hidden[self._numbers(index)]))
+        return self._answer(asked, lambda index: self._model.normalize(hidden.of(index)))
 
-    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, list[int]]:
-        """Hidden states of all tokens [num_tokens, hidden_size], and where each row's end. Output slots are written."""
-        hidden, positions = self._inputs(rows)
+    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple["Hidden", list[int]]:
+        """Hidden states, and where each row's tokens end among all. Output slots are written."""
+        vectors, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
-        hidden = self._forward(hidden, positions, planned)
         ends = list(accumulate(row.num_tokens for row in rows))
+        hidden = self._run_layers(vectors, positions, planned, lambda: asked_tokens(rows, ends))
         self._write_outputs(rows, ends, hidden, positions)
         return hidden, ends
+
+    def _run_layers(
+        self, vectors: Tensor, positions: Tensor, rows: Sequence[AttentionRow], asked: Callable[[], NDArray[np.int64]]
+    ) -> "Hidden":
+        """`asked` finds the tokens whose hidden states anybody asks for; the others' may be left out."""
+        return Hidden(self._forward(vectors, positions, rows))
 
     def _run_heads(self, heads: Sequence[HeadRow]) -> list[RowResult]:
         asked = [Asked.of_head(head) for head in heads]
@@ -232,14 +230,12 @@ class ModelRunner:
         return torch.tensor(numbers, device=self._device)
 
     def _write_outputs(
-        self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: Tensor, positions: Tensor
+        self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: "Hidden", positions: Tensor
     ) -> None:
         slots = [slot for row in rows for slot in row.output_slots]
         if slots:
             index = [i for row, end in zip(rows, ends, strict=True) for i in range(end - len(row.output_slots), end)]
-            self._slots.write(
-                slots, self._model.normalize(hidden[self._numbers(index)]), positions[self._numbers(index)]
-            )
+            self._slots.write(slots, self._model.normalize(hidden.of(index)), positions[self._numbers(index)])
 
     def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
@@ -259,6 +255,26 @@ class ModelRunner:
             yield self._model.logits(vectors([index for index, _ in chunk])), [question for _, question in chunk]
 
 
+def _native_parts(model: LoadedModel, num_blocks: int, native: NativeSettings) -> _Parts:
+    cache = NativeKvCache(model.config, num_blocks)
+    decoder = NativeDecoder(
+        model, native.kernels, cache, weight_type=native.weight_type, num_threads=native.num_threads,
+        scratch_bytes=native.scratch_bytes,
+    )  # fmt: skip
+    return _Parts(decoder, decoder.forward, cache, decoder.step_weight_bytes, decoder.answers.answer)
+
+
+def _torch_parts(model: LoadedModel, num_blocks: int, attention: str) -> _Parts:
+    cache = KvCache(model.config, num_blocks)
+    built = find_architecture(model.config.architecture).build(model)
+    backend = make_attention(attention, cache)
+
+    def forward(hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
+        return built.forward(hidden, positions, backend.plan(rows, positions))
+
+    return _Parts(built, forward, cache, model.step_weight_bytes)
+
+
 class FollowingRunner(ModelRunner):
     """Does what another rank shares, and leaves the answers to that one: here nothing is sampled, and no result says
     anything."""
@@ -267,6 +283,24 @@ class FollowingRunner(ModelRunner):
         for _ in self._logits_of(asked, vectors):
             pass  # this rank's part of them is all that is wanted
         return [RowResult() for _ in asked]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """Hidden states behind the last layer, [num_kept, hidden_size], of the tokens of a step with the indices `kept`, in
+    ascending order; None: of all."""
+
+    vectors: Tensor
+    kept: NDArray[np.int64] | None = None
+
+    def of(self, tokens: Sequence[int]) -> Tensor:
+        """Of some that are kept, in any order: [num_tokens, hidden_size]."""
+        index = np.asarray(tokens, np.int64)
+        if self.kept is not None:
+            places = np.searchsorted(self.kept, index)
+            assert (self.kept[places] == index).all(), "a token whose hidden state nobody asked for"
+            index = places
+        return self.vectors[to_device(index, self.vectors.device)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +314,7 @@ class Asked:
     @classmethod
     def of_row(cls, row: ForwardRow, end: int) -> "Asked":
         start = end - row.num_tokens
-        first_sample = row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
+        first_sample = _first_sample(row)
         by_index: dict[int, list[DistributionRequest]] = {i: [] for i in range(first_sample, row.num_tokens)}
         places: list[tuple[int, int]] = []
         for request in row.distributions:
@@ -332,6 +366,22 @@ class Asked:
             tuple(mine[number].distributions[place] for number, place in self.order),
             sampler_state=mine[0].sampler_state if mine else None,  # a row with a sampler has no drafts
         )
+
+
+def asked_tokens(rows: Sequence[ForwardRow], ends: Sequence[int]) -> NDArray[np.int64]:
+    """Which tokens of a step a row asks something about or keeps in a slot, in ascending order."""
+    found: set[int] = set()
+    for row, end in zip(rows, ends, strict=True):
+        start = end - row.num_tokens
+        found.update(range(start + _first_sample(row), end))
+        found.update(start + request.index % row.num_tokens for request in row.distributions)
+        found.update(range(end - len(row.output_slots), end))
+    return np.array(sorted(found), np.int64)
+
+
+def _first_sample(row: ForwardRow) -> int:
+    """From which of its tokens on the row samples."""
+    return row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
 
 
 def isolate(

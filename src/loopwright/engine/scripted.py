@@ -83,9 +83,7 @@ class ScriptedExecutor:
     ) -> None:
         self.batches: list[Batch] = []  # every batch submitted, in order
         self._next_token = next_token or hashed_token()
-        self._shape = EngineShape(
-            vocab_size, max_context, block_size, num_blocks, num_slots, 0, steps_ahead, takes_late_bits=True
-        )
+        self._shape = EngineShape(vocab_size, max_context, block_size, num_blocks, num_slots, 0, steps_ahead)
         self._carried = Carried()
         self._tokens: list[int | None] = [None] * (num_blocks * block_size)  # by place; None was never written
         self._slots: dict[int, _State] = {}

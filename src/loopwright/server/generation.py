@@ -100,24 +100,13 @@ def read_generation(
 ) -> Generation:
     """`num_top` is how many of the most probable tokens are shown of each place; None is no log-probability at all.
     Raises BadRequest naming the field that cannot be honoured."""
-    is_streamed = body.stream is True
-    if body.stream_options is not None and not is_streamed:
-        raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
-    if body.logprob_kind is not None and num_top is None:
-        raise BadRequest("logprob_kind: only allowed with logprobs", field="logprob_kind")
-    check_number("logit_bias", len(body.logit_bias or ()), MAX_BIASES, "tokens")
-    check_number("stop", sum(map(len, _listed(body.stop) or ())), MAX_STOP_CHARS, "characters")
-    for token in body.logit_bias or {}:
-        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
-            raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")
+    _check(body, num_top, echoes=echoes)
     constraint = read_constraint(body.response_format, body)
     sampling = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if num_top is not None:
         sampling |= {"logprobs": body.logprob_kind or "raw", "top_logprobs": num_top}
     wanted_top = body.prompt_logprobs
     if echoes and num_top is not None:
-        if body.logprob_kind == "processed":
-            raise BadRequest("logprob_kind: of an echoed prompt only raw is known", field="logprob_kind")
         wanted_top = max(num_top, body.prompt_logprobs or 0)
     options = {
         "max_tokens": max_tokens,
@@ -140,7 +129,7 @@ def read_generation(
         options={name: value for name, value in options.items() if value is not None},
         given=_given(body, max_tokens),
         constraint=constraint,
-        is_streamed=is_streamed,
+        is_streamed=body.stream is True,
         includes_usage=body.stream_options is not None and body.stream_options.include_usage is True,
         logprob_kind=body.logprob_kind or "raw",
         num_top=num_top,
@@ -148,6 +137,20 @@ def read_generation(
         shows_prompt_ids=body.return_token_ids is True,
         echoes=echoes,
     )
+
+
+def _check(body: GenerationBody, num_top: int | None, *, echoes: bool) -> None:
+    if body.stream_options is not None and body.stream is not True:
+        raise BadRequest("stream_options: only allowed when stream is true", field="stream_options")
+    if body.logprob_kind is not None and num_top is None:
+        raise BadRequest("logprob_kind: only allowed with logprobs", field="logprob_kind")
+    if body.logprob_kind == "processed" and echoes:
+        raise BadRequest("logprob_kind: of an echoed prompt only raw is known", field="logprob_kind")
+    check_number("logit_bias", len(body.logit_bias or ()), MAX_BIASES, "tokens")
+    check_number("stop", sum(map(len, _listed(body.stop) or ())), MAX_STOP_CHARS, "characters")
+    for token in body.logit_bias or {}:
+        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
+            raise BadRequest(f"logit_bias: {token[:50]!r} is no token id", field="logit_bias")
 
 
 def model_spec(program: str, arguments: Mapping[str, Any], generation: Generation, model: ModelInfo) -> RunSpec:

@@ -15,8 +15,8 @@ from statistics import mean, median
 import numpy as np
 
 from figures.report import System
+from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
-from loopwright.control.scheduler import ControlConfig
 from loopwright.core.calls import CreateQueue, Generate, Sampling
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlLimits

@@ -104,32 +104,40 @@ class DeviceDecoder:
         """[num_tokens] → float32 [num_tokens, hidden_size]."""
         return torch.nn.functional.embedding(token_ids.to(self.cache.device), self.embedding).float()
 
-    def forward(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
-        """Runs all layers over the tokens of `rows`, one after the other: [num_tokens, hidden_size], overwritten."""
+    def forward(
+        self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow], kept: Tensor | None = None
+    ) -> Tensor:
+        """Runs all layers over the tokens of `rows`, one after the other; `hidden` [num_tokens, hidden_size] is
+        overwritten. Hidden states of the tokens with the indices `kept`, in ascending order, or of all: behind its KV,
+        the last layer computes no others."""
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        self._run_layers(hidden, self._rotations(positions), places, planned.attend)
-        return hidden
+        return self._run_layers(hidden, self._rotations(positions), places, planned.attend, kept)[0]
 
     def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
+        return self._ranks.side_by_side(self.decode_own(buffers, num_rows))
+
+    def decode_own(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
+        """As `decode`, of several ranks the logits of this one's tokens alone."""
         hidden, places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
-        normalized = self._run_layers(
+        _, normalized = self._run_layers(
             hidden,
             rotations,
             places,
             lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
         )
-        return self._logits(normalized)
+        return self._operations.logits(normalized, self._head)
 
     def forward_beside(
-        self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]
-    ) -> tuple[Tensor, Tensor]:
+        self, buffers: DecodeBuffers, num_rows: int, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow],
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
-        attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' tokens."""
+        attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' kept tokens."""
         begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
@@ -142,7 +150,11 @@ class DeviceDecoder:
 
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
-        normalized = self._run_layers(residual, rotations, torch.cat([own_places.long(), places]), attend)
+        if kept is not None:
+            kept = torch.cat([torch.arange(num_rows, device=kept.device), kept + num_rows])
+        residual, normalized = self._run_layers(
+            residual, rotations, torch.cat([own_places.long(), places]), attend, kept
+        )
         return self._logits(normalized[:num_rows]), residual[num_rows:]
 
     def normalize(self, hidden: Tensor) -> Tensor:
@@ -156,8 +168,11 @@ class DeviceDecoder:
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
 
-    def _run_layers(self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend) -> Tensor:
-        """Adds what all layers give to the residual stream, and returns its final norm."""
+    def _run_layers(
+        self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend,
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens."""
         operations, epsilon, head_dim = self._operations, self._config.norm_epsilon, self._config.head_dim
         num_tokens = len(residual)
         added: Tensor | None = None
@@ -169,10 +184,16 @@ class DeviceDecoder:
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
             )
-            added = self._project_onto(residual, attend(index, query), layer.output, layer.output_bias)
+            narrow = kept if index == len(self._layers) - 1 else None
+            if narrow is not None and not len(narrow):
+                return residual[narrow], normalized[narrow]
+            attended = attend(index, query)
+            if narrow is not None:
+                residual, attended = residual[narrow], attended[narrow]
+            added = self._project_onto(residual, attended, layer.output, layer.output_bias)
             normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
             added = self._project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
-        return operations.add_norm(added, residual, self._final_norm, epsilon)
+        return residual, operations.add_norm(added, residual, self._final_norm, epsilon)
 
     def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
         assert layer.query_norm is not None

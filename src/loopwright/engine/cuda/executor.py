@@ -21,7 +21,7 @@ from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.pipeline import Pipeline
-from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.runner import DeviceRunner, FollowingDeviceRunner
 from loopwright.engine.cuda.steps import Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Share
@@ -72,6 +72,7 @@ class DeviceExecutor:
                 yield
 
         self._group = group
+        self._forget_graphs = runner.forget_graphs if group else None
         launch = partial(_launch_shared, group, runner) if group else runner.launch
         self._pipeline = Pipeline("loopwright-engine", launch, scope)
 
@@ -86,6 +87,9 @@ class DeviceExecutor:
         """Weights, KV and graphs are given back; they are the runner's, which only the threads knew."""
         self._pipeline.close()
         if self._group is not None:
+            if self._forget_graphs is not None:
+                self._forget_graphs()  # a communicator does not end before the graphs that have its kernels
+                self._forget_graphs = None
             self._group.close()
         gc.collect()
         if self._device.type == "cuda":
@@ -124,7 +128,8 @@ def device_runner(
             model, num_blocks=num_blocks, device=choice.device, dtype=choice.dtype, attention=choice.attention,
             has_kernels=choice.has_kernels, kind_of=kinds(choice.weights), is_deterministic=choice.is_deterministic,
         )  # fmt: skip
-        return DeviceRunner(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
+        kind = DeviceRunner if model.ranks.rank == 0 else FollowingDeviceRunner
+        return kind(model, parts, num_slots=num_slots, max_rows=max_rows, share=share)
 
 
 def room_for(model: LoadedModel, choice: DeviceChoice, wanted: int, max_rows: int, max_tokens: int) -> Room:

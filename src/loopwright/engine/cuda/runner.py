@@ -25,7 +25,7 @@ from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, ModelRunner, Share, errors_of
+from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.sampler import Question
 from loopwright.engine.transfer import to_device
@@ -65,18 +65,24 @@ class DeviceRunner(ModelRunner):
         self._ranks = model.ranks
         self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
-        self._steps = DecodeSteps(parts.decoder, parts.operations, max_rows=max_rows, max_blocks=max_blocks)
+        self._steps = DecodeSteps(
+            parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks
+        )  # fmt: skip
         self._draw_open = parts.operations.draw_open
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = _Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
-        self._decoder, self._forward = parts.decoder, self._forward_beside
+        self._decoder = parts.decoder
         self._step: _Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
         if self._can_step:
             self._steps.capture(report)
+
+    def forget_graphs(self) -> None:
+        """Gives them back; no step may follow."""
+        self._steps.forget_graphs()
 
     def run(self, batch: Batch) -> StepResult:
         return self.launch(batch).result()
@@ -109,7 +115,7 @@ class DeviceRunner(ModelRunner):
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
-        if self._ranks.num_ranks > 1 and (others or (step is not None and not step.is_certain)):
+        if self._ranks.num_ranks > 1 and not _is_certain(batch, step):
             launched.sampled = self._agreed(launched.sampled, stepping)
         launched.states = other.states
         if stepping and not single:
@@ -132,8 +138,7 @@ class DeviceRunner(ModelRunner):
         return sampled
 
     def _agreed(self, sampled: Tensor, stepping: Sequence[int]) -> Tensor:
-        """What the first rank sampled, and puts it where the next step looks. Ranks have the same logits, but a sum
-        over them may be rounded in another way, and a draw fall on the other side."""
+        """What the first rank sampled, and puts it where the next step looks."""
         sampled = self._ranks.take_from_first(sampled)
         if stepping:
             self._steps.note(range(len(stepping)), sampled[:, self._numbers(stepping)])
@@ -158,25 +163,29 @@ class DeviceRunner(ModelRunner):
 
     def _launch_step(self, step: "_Step", other: _Other) -> None:
         """Adds what is launched for rows that ask for more than a token. All else is in the outputs of the buffers."""
-        samplings = step.samplings
         try:
             logits = step.logits
             if logits is None:
                 logits = self._steps.forward(
-                    step.decodes, step.singles, self._before.sampled, is_greedy=samplings.is_greedy
-                )
-            if not samplings.is_greedy:
-                self._steps.draw(logits, samplings)
-            late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
-            if len(late) < len(step.asking):
-                self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
-            if late:  # all else is under way
-                step.asking = step.asking | {place: settled(row) for place, row in late.items()}
-                self._answer_step(step, list(late), logits, other)
+                    step.decodes, step.singles, self._before.sampled, is_greedy=step.samplings.is_greedy,
+                    wants_logits=bool(step.asking),
+                )  # fmt: skip
+            self._choose(step, logits, other)
         except BaseException:
             self._steps.tables.forget()
             raise
         self._steps.tables.sampled(None)
+
+    def _choose(self, step: "_Step", logits: Tensor, other: _Other) -> None:
+        """The tokens of a step's rows, if not those that are likeliest already."""
+        if not step.samplings.is_greedy:
+            self._steps.draw(logits, step.samplings)
+        late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
+        if len(late) < len(step.asking):
+            self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
+        if late:  # all else is under way
+            step.asking = step.asking | {place: settled(row) for place, row in late.items()}
+            self._answer_step(step, list(late), logits, other)
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
@@ -246,16 +255,20 @@ class DeviceRunner(ModelRunner):
         finally:
             self._step = None
 
-    def _forward_beside(self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow]) -> Tensor:
-        """The pass of the model runner, with the decode step in it, if one waits."""
+    def _run_layers(
+        self, vectors: Tensor, positions: Tensor, rows: Sequence[AttentionRow], asked: Callable[[], NDArray[np.int64]]
+    ) -> Hidden:
+        """The pass of the model runner, with the decode step in it, if one waits. Of the last layer, what nobody asks
+        for is left out."""
+        kept = asked()
+        beside = Beside(vectors, positions, rows, None if len(kept) == len(vectors) else self._numbers(kept))
         step, self._step = self._step, None
         if step is None:
-            return self._decoder.forward(hidden, positions, rows)
+            return Hidden(self._decoder.forward(*beside), kept)
         step.logits, hidden = self._steps.forward_beside(
-            step.decodes, step.singles, self._before.sampled, Beside(hidden, positions, rows),
-            is_greedy=step.samplings.is_greedy,
-        )  # fmt: skip
-        return hidden
+            step.decodes, step.singles, self._before.sampled, beside, is_greedy=step.samplings.is_greedy
+        )
+        return Hidden(hidden, kept)
 
     def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
         fed = self._fed(rows)
@@ -263,8 +276,8 @@ class DeviceRunner(ModelRunner):
         plain = [number for number, row in enumerate(rows) if _is_plain(row) and not row.num_drafts]
         for start in range(0, len(plain), self._steps.max_rows):
             part = plain[start : start + self._steps.max_rows]
-            index = self._numbers([ends[one] - 1 for one in part])
-            outputs = self._drawn(self._model.normalize(hidden[index]), [rows[one] for one in part])
+            last = hidden.of([ends[one] - 1 for one in part])
+            outputs = self._drawn(self._model.normalize(last), [rows[one] for one in part])
             if fed is not None:
                 outputs[2] |= fed.of(self._numbers(part)).has_failed.int()
             own = [places[one] for one in part]
@@ -279,7 +292,7 @@ class DeviceRunner(ModelRunner):
         asked = [one for one in asked if one.questions]
         if asked:
             mine = None if fed is None else fed.of(self._numbers(asking))
-            found = self._ask(asked, lambda index: self._model.normalize(hidden[self._numbers(index)]), mine)
+            found = self._ask(asked, lambda index: self._model.normalize(hidden.of(index)), mine)
             own = [places[number] for number in asking]
             other.parts.append((found.pending, own))
             other.sampled.append((own, found.sampled))
@@ -379,11 +392,6 @@ class _Step:
     fed: Fed | None
     logits: Tensor | None = None  # [rows, vocab_size], once the model has run
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the same logits give the same ids whatever sums are rounded to: those of the largest."""
-        return self.samplings.is_greedy and not self.asking
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AskedRows:
@@ -392,6 +400,41 @@ class _AskedRows:
     pending: Pending
     sampled: Tensor
     states: Mapping[int, SamplerState]
+
+
+class FollowingDeviceRunner(DeviceRunner):
+    """Does what another rank shares, and leaves choosing to that one: goes on with the tokens that it is told, and no
+    result says anything. What is likeliest, and asks for nothing else, is nobody's choice, and not told."""
+
+    def _choose(self, step: _Step, logits: Tensor, other: _Other) -> None:
+        if not step.samplings.is_greedy:
+            self._steps.advance(len(logits))
+
+    def _drawn(self, vectors: Tensor, rows: Sequence[ForwardRow]) -> Tensor:
+        self._model.logits(vectors)  # this rank's part of them is all that is wanted
+        return torch.zeros(3, len(rows), dtype=torch.int32, device=self._device)
+
+    def _ask(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor], fed: Fed | None) -> _AskedRows:
+        for _ in self._logits_of(asked, vectors):
+            pass  # likewise
+        return _AskedRows(_Silent(len(asked)), torch.zeros(2, len(asked), dtype=torch.int32, device=self._device), {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """Rows that are another's to answer. Implements Pending."""
+
+    num_rows: int
+
+    def results(self) -> list[RowResult]:
+        return [RowResult()] * self.num_rows
+
+
+def _is_certain(batch: Batch, step: _Step | None) -> bool:
+    """Whether the same logits give the same ids whatever sums are rounded to: all are the likeliest. That follows from
+    what all ranks know of the batch."""
+    is_whole = step is not None and len(step.decodes) == batch.num_rows
+    return step is not None and is_whole and step.samplings.is_greedy and not step.asking
 
 
 def _question(row: ForwardRow) -> Question:

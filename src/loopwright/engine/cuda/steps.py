@@ -22,6 +22,7 @@ from loopwright.engine.cuda.draws import CapturedDraws
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, outputs_of
 from loopwright.engine.cuda.tables import Changes, RowTables
+from loopwright.engine.loaded_model import Ranks
 from loopwright.engine.transfer import to_device
 
 Report = Callable[[str, float | None], None]
@@ -38,23 +39,28 @@ def bucket_sizes(max_rows: int) -> list[int]:
 
 
 class Beside(NamedTuple):
-    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], and whose."""
+    """Rows of other kinds in the same pass: vectors [num_tokens, hidden_size], positions [num_tokens], whose they are,
+    and of which tokens the hidden states are asked for; None: of all."""
 
     hidden: Tensor
     positions: Tensor
     rows: Sequence[AttentionRow]
+    kept: Tensor | None
 
 
 class DecodeSteps:
     """The buffers of up to `max_rows` rows, and a graph for each size of batch."""
 
-    def __init__(self, decoder: DeviceDecoder, operations: Operations, *, max_rows: int, max_blocks: int) -> None:
-        self._decoder, self._operations = decoder, operations
+    def __init__(
+        self, decoder: DeviceDecoder, operations: Operations, ranks: Ranks, *, max_rows: int, max_blocks: int
+    ) -> None:
+        self._decoder, self._operations, self._ranks = decoder, operations, ranks
         self._device = decoder.device
         self._sizes = bucket_sizes(max_rows)
         scratch = decoder.cache.scratch_block
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
+        self._own = DecodeBuffers.make(max_rows, 1, scratch, self._device)  # what a rank chooses of its vocabulary
         self._draws = CapturedDraws(self.buffers, max_rows, operations.advance, operations.draw_open)
         self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
@@ -76,22 +82,34 @@ class DecodeSteps:
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
+    def forget_graphs(self) -> None:
+        """Gives back what was captured; no step may follow."""
+        for captured in (*self._graphs.values(), *self._greedy.values()):
+            captured.graph.reset()
+        self._graphs, self._greedy = {}, {}
+
     def forward(
-        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool
-    ) -> Tensor:
+        self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool,
+        wants_logits: bool = True,
+    ) -> Tensor:  # fmt: skip
         """Runs the model for the rows, the decode rows first: float32 logits [num_rows, vocab_size], good until the
         next step. `before` [2, rows of the batch before] are the ids that it sampled, and 1 for the rows that failed;
         None if it failed.
 
         With `is_greedy` the likeliest tokens are in the outputs of the buffers. Else the outputs are to be written
-        next, and made the inputs of the step after. `tables.sampled` is to be told either way."""
+        next, and made the inputs of the step after. `tables.sampled` is to be told either way. Who is greedy and does
+        not want the logits gets, of several ranks, those of this one's tokens alone."""
         num_rows = len(decodes) + len(singles)
         size = self._enter(decodes, singles, before)
-        captured = (self._greedy if is_greedy else self._graphs).get(size)
-        if captured is not None:
-            logits = captured.replay()
+        is_apart = wants_logits and self._ranks.num_ranks > 1  # the greedy way has not all logits then
+        if is_greedy and not is_apart:
+            captured = self._greedy.get(size)
+            logits = self._decode_greedily(size) if captured is None else captured.replay()
         else:
-            logits = self._decode_greedily(size) if is_greedy else self._decoder.decode(self.buffers, size)
+            captured = self._graphs.get(size)
+            logits = self._decoder.decode(self.buffers, size) if captured is None else captured.replay()
+            if is_greedy:
+                self._operations.end_greedy(self.buffers, size, logits)
         self.tables.ran()
         return logits[:num_rows]
 
@@ -99,7 +117,7 @@ class DecodeSteps:
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, beside: Beside, *,
         is_greedy: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' tokens."""
+        """As `forward`, in one pass with other rows: logits, and the hidden states of the others' kept tokens."""
         num_rows = len(decodes) + len(singles)
         size = self._enter(decodes, singles, before)
         logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
@@ -134,9 +152,21 @@ class DecodeSteps:
         self._send(self.tables.place(decodes, singles, size), size, before)
         return size
 
+    def advance(self, num_rows: int) -> None:
+        """In place of `draw`, where others draw: the next step's inputs are one place on, and their ids to be noted."""
+        self.buffers.outputs[:, :num_rows] = 0
+        self._operations.advance(self.buffers, num_rows)
+
     def _decode_greedily(self, size: int) -> Tensor:
-        logits = self._decoder.decode(self.buffers, size)
-        self._operations.end_greedy(self.buffers, size, logits)
+        logits = self._decoder.decode_own(self.buffers, size)
+        if self._ranks.num_ranks == 1:
+            self._operations.end_greedy(self.buffers, size, logits)
+        else:
+            self._own.failed.zero_()
+            self._operations.end_greedy(self._own, size, logits)
+            choose_among_ranks(self._ranks, self._own.outputs[:, :size], logits, self.buffers.outputs[:, :size])
+            self.buffers.outputs[2, :size] |= self.buffers.failed[:size]
+            self._operations.advance(self.buffers, size)
         return logits
 
     def _send(self, changes: Changes, size: int, before: Tensor | None) -> None:
@@ -166,6 +196,23 @@ class DecodeSteps:
     def to_device(self, numbers: NDArray[Any]) -> Tensor:
         """A copy, which is under way when this returns."""
         return to_device(numbers, self._device)
+
+
+def choose_among_ranks(ranks: Ranks, own: Tensor, logits: Tensor, outputs: Tensor) -> None:
+    """Of what each rank has chosen of its own tokens, whose logits [num_rows, size] it has, the likeliest of all: `own`
+    and `outputs` are [3, num_rows] as in DecodeBuffers. Of equal logits the lowest id, as one process would choose."""
+    own_ids = own[0].clamp(0, logits.shape[1] - 1)  # among NaN there may be none that is likeliest
+    best = logits.gather(1, own_ids.long()[:, None])[:, 0]
+    normalizers = best - own[1].view(torch.float32)
+    ids = own_ids + ranks.rank * logits.shape[1]
+    mine = torch.stack([best.view(torch.int32), ids, normalizers.view(torch.int32), own[2]], dim=1)
+    all_best, all_ids, all_normalizers, failed = ranks.side_by_side(mine).view(len(mine), -1, 4).unbind(-1)
+    values = all_best.view(torch.float32)
+    chosen = values.argmax(1, keepdim=True)  # of equal values, the first
+    outputs[0] = all_ids.gather(1, chosen)[:, 0]
+    logprobs = values.gather(1, chosen)[:, 0] - all_normalizers.view(torch.float32).logsumexp(1)
+    outputs[1] = logprobs.clamp(max=0.0).view(torch.int32)
+    outputs[2] = failed.amax(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

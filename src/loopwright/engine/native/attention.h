@@ -1,8 +1,6 @@
 // Attention of one tile of queries over a part of their rows' paged KV. The part is cut by place, never by what else runs,
 // so the sums of a token run in one order whatever its neighbours; parts are put together in order by `merge`.
 #pragma once
-#include <type_traits>
-
 #include "vectors.h"
 
 namespace loopwright {
@@ -11,6 +9,7 @@ constexpr int kBlock = 16;        // places of a block: the lanes of a vector of
 constexpr int kPart = 512;        // places of a part
 constexpr int kTileQueries = 12;  // query heads that read the same keys together
 constexpr int kMaxHeadDim = 512;
+constexpr int kValuesAhead = 2;   // blocks of values that are fetched before they are needed
 constexpr uint32_t kOnes = 0x3f803f80;  // a pair of ones in bf16
 
 // One KV head's part of one layer's cache.
@@ -55,14 +54,6 @@ constexpr int kScoreSums = 24, kMostScored = 12, kMostAdded = 6;  // what 32 reg
 #else
 constexpr int kScoreSums = 6, kMostScored = 6, kMostAdded = 3;  // half as many registers, of half the width
 #endif
-
-// Calls `call` with the count as a type: loops over it are unrolled, and what they add up stays in registers.
-template <int Most, class Call>
-static inline void with_count(int count, Call call) {
-    if constexpr (Most > 1)
-        if (count < Most) return with_count<Most - 1>(count, call);
-    call(std::integral_constant<int, Most>{});
-}
 
 // Scores of Q queries and the places of B blocks; `pairs` are the queries' [head_dim / 2][Q]. What lies `ahead` of these
 // blocks is fetched meanwhile.
@@ -142,46 +133,69 @@ static inline void hide(const Query& query, const HeadCache& cache, const int32_
     }
 }
 
-// Scores of one query to weights 2^(scale · score - top), in bf16, and their sum.
+// Scores of one query to weights 2^(scale · score - top), in bf16, and their sum. Two chains at a time, so that one operation need
+// not wait for the last; the room for scores is a multiple of four blocks, and weights behind the end are 0.
 static inline void weigh(Scores& scores, int query, int num_blocks, float scale, float* top, float* total) {
     const float* row = scores.rows[query];
     bf16* weights = scores.weights(query);
-    Floats highest = all(-INFINITY);
-    for (int i = 0; i < num_blocks; i++) highest = max(highest, load(row + i * kBlock));
-    *top = max_of(highest) * scale;
+    Floats highest = load(row), other = highest;
+    int i = 1;
+    for (; i + 2 <= num_blocks; i += 2) {
+        highest = max(highest, load(row + i * kBlock));
+        other = max(other, load(row + (i + 1) * kBlock));
+    }
+    if (i < num_blocks) highest = max(highest, load(row + i * kBlock));
+    *top = max_of(max(highest, other)) * scale;
     const float from = *top == -INFINITY ? 0 : *top;  // nothing seen: weights are 0
-    for (int i = 0; i < num_blocks; i++)
+    for (i = 0; i < num_blocks; i++)
         store_bf16(weights + i * kBlock, power_of_two(load(row + i * kBlock) * scale - from));
-    if (num_blocks % 2) memset(weights + num_blocks * kBlock, 0, sizeof(bf16) * kBlock);
-    Floats sum = {};
-    for (int i = 0; i < num_blocks; i += 2) sum = dot_pairs(sum, load_words(weights + i * kBlock), all_words(kOnes));
-    *total = sum_of(sum);
+    for (; i % 4; i++) memset(weights + i * kBlock, 0, sizeof(bf16) * kBlock);
+    Floats sum = {}, rest = {};
+    for (i = 0; i < num_blocks; i += 4) {
+        sum = dot_pairs(sum, load_words(weights + i * kBlock), all_words(kOnes));
+        rest = dot_pairs(rest, load_words(weights + (i + 2) * kBlock), all_words(kOnes));
+    }
+    *total = sum_of(sum + rest);
 }
 
-// sums[q] += weights · values of the blocks `begin` … `end` - 1, for V vectors of columns, weights of two places at a time.
+// Has the first values of a part on their way while its scores are computed.
+static inline void fetch_values(const HeadCache& cache, const int32_t* blocks, int begin, int end) {
+    for (int index = begin; index < end && index < begin + kValuesAhead; index++)
+        for (int at = 0; at < kBlock * cache.head_dim; at += 32) __builtin_prefetch(cache.block_values(blocks[index]) + at);
+}
+
+// sums[q] += weights · values of the blocks `begin` … `end` - 1, for V vectors of columns, weights of two places at a time. Its
+// loops are unrolled by hand: left alone, the compiler keeps the sums in memory, at half the speed.
 template <int Q, int V>
 static inline void add_values(const HeadCache& cache, const int32_t* blocks, int begin, int end, int column,
                               const bf16* const* weights, float* const* sums) {
     Floats mine[Q][V];
+#pragma GCC unroll 16
     for (int q = 0; q < Q; q++)
+#pragma GCC unroll 16
         for (int v = 0; v < V; v++) mine[q][v] = load(sums[q] + column + v * kLanes);
     for (int index = begin, place = 0; index < end; index++, place += kBlock) {
         const bf16* values = cache.block_values(blocks[index]) + 2 * column;
-        const bf16* next = cache.block_values(blocks[index + 1 < end ? index + 1 : index]) + 2 * column;
+        const bf16* next = cache.block_values(blocks[index + kValuesAhead < end ? index + kValuesAhead : index]) + 2 * column;
         for (int pair = 0; pair < kBlock / 2; pair++) {
             Words row[V];
+#pragma GCC unroll 16
             for (int v = 0; v < V; v++) {
                 size_t at = ((size_t)pair * cache.head_dim + v * kLanes) * 2;
                 __builtin_prefetch(next + at);
                 row[v] = load_words(values + at);
             }
+#pragma GCC unroll 16
             for (int q = 0; q < Q; q++) {
                 Words both = all_words(word_at(weights[q] + place + 2 * pair));
+#pragma GCC unroll 16
                 for (int v = 0; v < V; v++) mine[q][v] = dot_pairs(mine[q][v], row[v], both);
             }
         }
     }
+#pragma GCC unroll 16
     for (int q = 0; q < Q; q++)
+#pragma GCC unroll 16
         for (int v = 0; v < V; v++) store(sums[q] + column + v * kLanes, mine[q][v]);
 }
 
@@ -215,6 +229,7 @@ static inline void attend_part(const HeadCache& cache, const QueryTile& tile, in
     Scores scores;
     const int start = part * (kPart / kBlock), num = tile.num_queries;
     const int32_t* shared = tile.readers[0].blocks;
+    fetch_values(cache, shared, start, tile.readers[0].last);
     score(cache, shared, start, start, tile.common, tile.queries, 0, num, scores);
     for (int i = 0; i < tile.num_readers; i++) {
         const Reader& one = tile.readers[i];

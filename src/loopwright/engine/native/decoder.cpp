@@ -152,7 +152,7 @@ class StepRun {
         const float* turns = turns_[turn].values.data();
         phases.run(count, [&](int token) { read_hidden(hidden, token, layer.attention_norm, layer.qkv.kind); });
         phases.run(layer.qkv.num_panels(), [&](int panel) {
-            times_panel(layer.qkv, panel, inputs_, 0, count, [&](int token, Floats low, Floats high) {
+            times_panel(layer.qkv, panel, team_.num_threads(), inputs_, 0, count, [&](int token, Floats low, Floats high) {
                 write_panel(heads_ + (size_t)token * heads_width_, panel, heads_width_, low, high);
             });
         });
@@ -165,7 +165,7 @@ class StepRun {
         project(layer.output, inputs_, layer.attention_post_norm, hidden, count, phases);
         phases.run(count, [&](int token) { read_hidden(hidden, token, layer.mlp_norm, layer.gate_up.kind); });
         phases.run(layer.gate_up.num_panels(), [&](int panel) {
-            times_panel(layer.gate_up, panel, inputs_, 0, count, [&](int token, Floats gate, Floats up) {
+            times_panel(layer.gate_up, panel, team_.num_threads(), inputs_, 0, count, [&](int token, Floats gate, Floats up) {
                 Floats gated = (model_.is_gelu ? gelu(gate) : silu(gate)) * up;
                 store_bf16(middle_.values + (size_t)token * model_.intermediate + panel * kLanes, gated);
             });
@@ -180,7 +180,7 @@ class StepRun {
                  Team::Phases& phases) {
         float* target = post_norm ? added_ : hidden;
         phases.run(matrix.num_panels(), [&](int panel) {
-            times_panel(matrix, panel, inputs, 0, count, [&](int token, Floats low, Floats high) {
+            times_panel(matrix, panel, team_.num_threads(), inputs, 0, count, [&](int token, Floats low, Floats high) {
                 float* to = target + (size_t)token * model_.hidden + panel * kPanel;
                 bool is_whole = (panel + 1) * kPanel <= model_.hidden;
                 if (!post_norm) low += load(to), high = is_whole ? high + load(to + kLanes) : high;
@@ -345,7 +345,7 @@ void logits(const Matrix* head, const float* normalized, int num_vectors, float*
         });
         phases.run((head->num_panels() + 7) / 8, [&](int piece) {
             for (int panel = piece * 8; panel < piece * 8 + 8 && panel < head->num_panels(); panel++)
-                times_panel(*head, panel, inputs, 0, num_vectors, [&](int vector, Floats low, Floats high) {
+                times_panel(*head, panel, 1, inputs, 0, num_vectors, [&](int vector, Floats low, Floats high) {
                     write_panel(to + (size_t)vector * head->num_outputs, panel, head->num_outputs, low, high);
                 });
         });

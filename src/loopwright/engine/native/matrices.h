@@ -9,6 +9,8 @@ namespace loopwright {
 
 constexpr int kPanel = 32;  // outputs of a panel: two vectors
 constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kStepBytes = 4 * kPanel;  // of weights, in a step of inputs
+constexpr int kFetchedAhead = 4096;     // bytes
 
 enum Kind : int32_t { kBf16 = 0, kBytes = 1, kNibbles = 2 };
 
@@ -25,6 +27,7 @@ struct Matrix {
     const uint16_t* offsets;
     const float* bias;  // [num_outputs, padded], or null
     int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
+    size_t panel_bytes() const { return (size_t)num_inputs * kPanel * 2 >> kind; }
 };
 
 // Vectors as a matrix wants them: bf16, or bytes with a scale and a sum of levels for each group of 32.
@@ -56,6 +59,18 @@ static inline void to_levels(const Inputs& inputs, int vector, int num_inputs) {
     }
 }
 
+// Weights that a thread will multiply with soon. They are fetched from memory while it multiplies others, `pace` bytes for each
+// step of inputs: so memory works while many vectors keep the multipliers busy, and not in turns with them.
+struct Ahead {
+    const char* from;
+    int pace;
+    void fetch() {
+        __builtin_prefetch(from, 0, 2);  // to the second-level cache
+        __builtin_prefetch(from + 64, 0, 2);
+        from += pace;
+    }
+};
+
 // A tile's sums, [vectors][halves of a panel]. Each of the products below is a function of its own that takes and gives them
 // back, so that they stay in registers, whatever it is called from.
 template <int N, int M>
@@ -65,12 +80,13 @@ struct Sums {
 
 template <int N, int M>
 static __attribute__((noinline)) void times_bf16(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                                               Sums<N, M>& kept) {
+                                               Ahead ahead, Sums<N, M>& kept) {
     Sums<N, M> sums = kept;
     const int num_steps = matrix.num_inputs / 2;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * num_steps * kPanel + part * kLanes;
     const bf16* values = inputs.values + (size_t)first * matrix.num_inputs;
     for (int step = 0; step < num_steps; step++, weights += kPanel) {
+        ahead.fetch();
         Words columns[N];
         for (int n = 0; n < N; n++) columns[n] = load_words(weights + n * kLanes);
         for (int m = 0; m < M; m++) {
@@ -83,7 +99,7 @@ static __attribute__((noinline)) void times_bf16(const Matrix& matrix, int panel
 
 template <int N, int M>
 static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                                               Sums<N, M>& kept) {
+                                               Ahead ahead, Sums<N, M>& kept) {
     Sums<N, M> sums = kept;
     const int num_groups = matrix.num_inputs / kGroup, width = matrix.num_inputs;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * (width / 4) * kPanel + part * kLanes;
@@ -94,7 +110,8 @@ static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int pane
             Ints offset = Ints{} - 128 * inputs.sums[(size_t)(first + m) * num_groups + group];
             for (int n = 0; n < N; n++) levels[m][n] = offset;
         }
-        for (int step = 0; step < kGroup / 4; step++, weights += kPanel)
+        for (int step = 0; step < kGroup / 4; step++, weights += kPanel) {
+            ahead.fetch();
             for (int n = 0; n < N; n++) {
                 Words column = load_words(weights + n * kLanes);
                 for (int m = 0; m < M; m++) {
@@ -102,6 +119,7 @@ static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int pane
                     levels[m][n] = dot_bytes(levels[m][n], column, all_words(word_at(four)));
                 }
             }
+        }
         for (int n = 0; n < N; n++) {
             Floats scale = load_fp16(scales + n * kLanes);
             for (int m = 0; m < M; m++)
@@ -114,7 +132,7 @@ static __attribute__((noinline)) void times_bytes(const Matrix& matrix, int pane
 
 template <int N, int M>
 static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int panel, int part, const Inputs& inputs, int first,
-                                               Sums<N, M>& kept) {
+                                               Ahead ahead, Sums<N, M>& kept) {
     Sums<N, M> sums = kept;
     const int num_groups = matrix.num_inputs / kGroup, width = matrix.num_inputs;
     const uint32_t* weights = (const uint32_t*)matrix.weights + (size_t)panel * (width / 8) * kPanel + part * kLanes;
@@ -124,7 +142,8 @@ static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int pa
         Ints levels[M][N];
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++) levels[m][n] = Ints{};
-        for (int step = 0; step < kGroup / 8; step++, weights += kPanel)
+        for (int step = 0; step < kGroup / 8; step++, weights += kPanel) {
+            ahead.fetch();
             for (int n = 0; n < N; n++) {
                 Words both = load_words(weights + n * kLanes);
                 Words low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
@@ -134,6 +153,7 @@ static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int pa
                     levels[m][n] = dot_bytes(levels[m][n], high, all_words(word_at(eight + 4)));
                 }
             }
+        }
         for (int n = 0; n < N; n++) {
             Floats scale = load_fp16(scales + n * kLanes), offset = load_fp16(offsets + n * kLanes);
             for (int m = 0; m < M; m++) {
@@ -146,9 +166,15 @@ static __attribute__((noinline)) void times_nibbles(const Matrix& matrix, int pa
     kept = sums;
 }
 
+#ifdef __AVX512F__
+constexpr int kMostTimes = 12, kMostLevelTimes = 6;  // vectors of a tile: what 32 registers hold beside what is loaded
+#else
+constexpr int kMostTimes = 4, kMostLevelTimes = 4;
+#endif
+
 // M vectors from `first` times one panel: write(vector, sums of its first 16 outputs, sums of its other 16).
 template <int M, class Write>
-static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inputs, int first, Write write) {
+static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inputs, int first, Ahead ahead, Write write) {
 #ifdef __AVX512F__
     constexpr int N = 2;
 #else
@@ -161,26 +187,33 @@ static inline void times_tile(const Matrix& matrix, int panel, const Inputs& inp
             for (int n = 0; n < N; n++)
                 mine.of[m][n] = matrix.bias ? load(matrix.bias + panel * kPanel + (part + n) * kLanes) : Floats{};
         switch (matrix.kind) {
-            case kBf16: times_bf16<N, M>(matrix, panel, part, inputs, first, mine); break;
-            case kBytes: times_bytes<N, M>(matrix, panel, part, inputs, first, mine); break;
-            case kNibbles: times_nibbles<N, M>(matrix, panel, part, inputs, first, mine); break;
+            case kBf16: times_bf16<N, M>(matrix, panel, part, inputs, first, ahead, mine); break;
+            default:
+                if constexpr (M <= kMostLevelTimes) {
+                    if (matrix.kind == kBytes) times_bytes<N, M>(matrix, panel, part, inputs, first, ahead, mine);
+                    else times_nibbles<N, M>(matrix, panel, part, inputs, first, ahead, mine);
+                }
         }
     }
     for (int m = 0; m < M; m++) write(first + m, sums[0].of[m][0], sums[1 / N].of[m][1 % N]);
 }
 
-// All vectors from `first` to before `end` times one panel, in tiles of as many as registers hold.
+// All vectors from `first` to before `end` times one panel: in as few tiles as registers allow, as equal as can be, since a small
+// tile takes about as long as one that keeps the multipliers busy. The thread's next panel may be that `next` panels on.
 template <class Write>
-static inline void times_panel(const Matrix& matrix, int panel, const Inputs& inputs, int first, int end,
+static inline void times_panel(const Matrix& matrix, int panel, int next, const Inputs& inputs, int first, int end,
                                Write write) {
-#ifdef __AVX512F__
-    if (matrix.kind == kBf16)
-        for (; end - first >= 12; first += 12) times_tile<12>(matrix, panel, inputs, first, write);
-    for (; end - first >= 6; first += 6) times_tile<6>(matrix, panel, inputs, first, write);
-#endif
-    for (; end - first >= 4; first += 4) times_tile<4>(matrix, panel, inputs, first, write);
-    for (; end - first >= 2; first += 2) times_tile<2>(matrix, panel, inputs, first, write);
-    for (; end - first >= 1; first += 1) times_tile<1>(matrix, panel, inputs, first, write);
+    const int most = matrix.kind == kBf16 ? kMostTimes : kMostLevelTimes, num_tiles = (end - first + most - 1) / most;
+    const size_t bytes = matrix.panel_bytes();
+    const char* weights = (const char*)matrix.weights + panel * bytes;
+    for (int tile = 0; tile < num_tiles; tile++) {
+        int num = (end - first + num_tiles - tile - 1) / (num_tiles - tile);
+        // One tile alone reads from memory itself. Of several the first does, and they share the fetching of the next panel.
+        const char* from = num_tiles == 1 ? weights + kFetchedAhead : weights + next * bytes + bytes / num_tiles * tile;
+        Ahead ahead{from, kStepBytes / num_tiles};
+        with_count<kMostTimes>(num, [&](auto count) { times_tile<count>(matrix, panel, inputs, first, ahead, write); });
+        first += num;
+    }
 }
 
 }  // namespace loopwright

@@ -129,7 +129,14 @@ static inline void store_bytes(int8_t* to, Ints values) {
 #endif
 }
 
-static inline Floats max(Floats left, Floats right) { return select(left > right, left, right); }
+static inline Floats max(Floats left, Floats right) {  // left > right ? left : right
+#ifdef __AVX512F__
+    return (Floats)_mm512_max_ps((__m512)left, (__m512)right);
+#else
+    return {(Floats::Half)_mm256_max_ps((__m256)left.low, (__m256)right.low),
+            (Floats::Half)_mm256_max_ps((__m256)left.high, (__m256)right.high)};
+#endif
+}
 
 // Lanes in a fixed order: halves onto each other, 16 → 1.
 static inline float sum_of(Floats values) {
@@ -217,8 +224,7 @@ static inline Doubles exp_of(Doubles x) {
 // 2^x for x up to 0, by a polynomial of degree 5 on half a unit to either side (error below 5e-7 relative). What would be
 // no normal number is 0; NaN stays NaN.
 static inline Floats power_of_two(Floats x) {
-    Floats low = all(-127.0f);
-    x = select(low > x, low, x);
+    x = max(all(-127.0f), x);
     Floats shifted = x + 12582912.0f;  // 1.5 · 2^23: the fraction falls off
     Floats whole = shifted - 12582912.0f, rest = x - whole;
     Floats sum = all(1.33857e-3f);
@@ -228,6 +234,14 @@ static inline Floats power_of_two(Floats x) {
     sum = sum * rest + 6.9314719e-1f;
     sum = sum * rest + 1.0f;
     return sum * (Floats)(((Ints)shifted + 127) << 23);
+}
+
+// Calls `call` with the count as a type: loops over it are unrolled, and what they add up stays in registers.
+template <int Most, class Call>
+static inline void with_count(int count, Call call) {
+    if constexpr (Most > 1)
+        if (count < Most) return with_count<Most - 1>(count, call);
+    call(std::integral_constant<int, Most>{});
 }
 
 }  // namespace loopwright

@@ -65,6 +65,7 @@ class RankGroup:
         self._began_s: list[float] = []  # when each step began that runs now
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
+        self._aborting: threading.Thread | None = None
         self._members: list[_Member] = []
         try:
             for rank in range(1, settings.num_ranks):
@@ -125,7 +126,8 @@ class RankGroup:
             self._check()  # what was computed without the others means nothing, and what went wrong is this
 
     def close(self) -> None:
-        """Ends all processes, and waits for them. May be called twice."""
+        """Ends all processes, and waits for them. Graphs with collectives should be gone by then. May be called
+        twice."""
         self._is_closing.set()
         for member in self._members:
             member.send(encode(Stop()))
@@ -133,6 +135,8 @@ class RankGroup:
         for member in self._members:
             member.wait(_STOP_S)
         self._abort()
+        if self._aborting is not None:
+            self._aborting.join(_STOP_S)
         self._folder.cleanup()
 
     def _connected(self, device: torch.device) -> Collectives:
@@ -193,9 +197,15 @@ class RankGroup:
         self._abort()
 
     def _abort(self) -> None:
-        if self._collectives is not None:
-            with suppress(RuntimeError):
-                self._collectives.abort()
+        """Wakes who waits for a collective. On a thread of its own: NCCL goes on with it until the last graph is gone
+        that has its kernels, and those are the runner's."""
+        with self._lock:
+            if self._collectives is None or self._aborting is not None:
+                return
+            self._aborting = threading.Thread(
+                target=_abort, args=(self._collectives,), name="loopwright-ranks-abort", daemon=True
+            )
+            self._aborting.start()
 
     def _watch_steps(self) -> None:
         """A step that takes too long waits for a rank that lives and does nothing."""
@@ -203,6 +213,11 @@ class RankGroup:
             oldest_s = min(self._began_s, default=None)
             if oldest_s is not None and time.monotonic() - oldest_s > self._timeout_s:
                 self._lose(Unavailable(f"a step of the {self.num_ranks} ranks took more than {self._timeout_s:g} s"))
+
+
+def _abort(collectives: Collectives) -> None:
+    with suppress(RuntimeError):
+        collectives.abort()
 
 
 class _Member:

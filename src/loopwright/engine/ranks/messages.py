@@ -13,8 +13,8 @@ from loopwright.core.batch import NO_DECODES, Batch, BlockCopy, DecodeRows, Embe
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId
+from loopwright.core.late_bits import LateBits
 from loopwright.core.model_info import WeightDtype
-from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
 
 
 class RankSettings(msgspec.Struct, frozen=True):
@@ -100,29 +100,24 @@ class NextDecodes(msgspec.Struct, frozen=True, tag=True):
     has_all_sources: bool
 
 
-class SentSampler(msgspec.Struct, frozen=True):
-    """A program's sampler in a row, by the row's place; with what it carries as data."""
-
-    place: int
-    graph: TracedSampler
-    state: dict[str, StateValue]
-
-
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A batch. The rows' own samplers are in `samplers`."""
+    """A batch. A program's sampler, and bits that come late, stay with the first rank, which alone chooses tokens; but
+    how a row's logits are asked for follows from whether there are such: `peculiar` are the places of those rows."""
 
     copies: list[BlockCopy]
     shifts: list[KvShift]
     embeds: list[EmbedRow]
     decodes: AllDecodes | NextDecodes | None
     rows: list[ForwardRow]
-    samplers: list[SentSampler]
+    peculiar: list[int]
     heads: list[HeadRow]
 
 
 FromRank: TypeAlias = Loaded | Serving | Failed
 ToRank: TypeAlias = Begin | Step | Stop
 
+_NOBODY_LOOKS = LateBits()  # whatever a row chooses here
+_NOBODY_LOOKS.give(None)
 _encoder = msgspec.msgpack.Encoder(enc_hook=list)  # a range is a list of its numbers
 _from_rank = msgspec.json.Decoder(FromRank)
 _to_rank = msgspec.msgpack.Decoder(ToRank)
@@ -153,14 +148,12 @@ class StepWriter:
         self._lengths: tuple[list[int], list[int]] = ([], [])  # of each row's blocks and generated tokens, as sent
 
     def step(self, batch: Batch) -> Step:
-        samplers = [
-            SentSampler(place, row.sampler.graph, _state(row.sampler))
-            for place, row in enumerate(batch.rows)
-            if row.sampler is not None
-        ]
-        rows = [msgspec.structs.replace(row, sampler=None) if row.sampler else row for row in batch.rows]
+        rows = list(batch.rows)
+        peculiar = [place for place, row in enumerate(rows) if row.sampler is not None or row.late_bits is not None]
+        for place in peculiar:
+            rows[place] = msgspec.structs.replace(rows[place], sampler=None, late_bits=None)
         return Step(
-            list(batch.copies), list(batch.shifts), list(batch.embeds), self._decodes(batch.decodes), rows, samplers,
+            list(batch.copies), list(batch.shifts), list(batch.embeds), self._decodes(batch.decodes), rows, peculiar,
             list(batch.heads),
         )  # fmt: skip
 
@@ -194,8 +187,8 @@ class StepReader:
 
     def batch(self, step: Step) -> Batch:
         rows = step.rows
-        for one in step.samplers:
-            rows[one.place] = msgspec.structs.replace(rows[one.place], sampler=SamplerRun(one.graph, one.state))
+        for place in step.peculiar:
+            rows[place] = msgspec.structs.replace(rows[place], late_bits=_NOBODY_LOOKS)
         self._rows = self._decodes(step.decodes)
         return Batch(step.copies, step.shifts, step.embeds, self._rows, rows, step.heads)
 
@@ -229,7 +222,3 @@ def _added(lists: Sequence[Sequence[int]], lengths: list[int]) -> list[tuple[int
         added.append((place, more))
         lengths[place] += len(more)
     return added
-
-
-def _state(sampler: SamplerRun) -> dict[str, StateValue]:
-    return dict(sampler.initial) if sampler.state is None else sampler.state.values()
