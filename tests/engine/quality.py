@@ -211,8 +211,8 @@ def judge(
 def layer_divergences(
     model: LoadedModel, kinds: Sequence[MatrixKind], window: Sequence[int], device: torch.device = CPU
 ) -> Iterator[tuple[str, list[float]]]:
-    """How far the distributions move if the matrices of one layer alone, or the head alone, are kept in each of the ways:
-    the part's name, and nats in the mean. All else is in bfloat16, and put on the device once."""
+    """How far the distributions move if the matrices of one layer alone, or the head alone, are kept in each of the
+    ways: the part's name, and nats in the mean. All else is in bfloat16, and put on the device once."""
     placed = {name: one.to(device, torch.bfloat16) for name, one in model.weights.items()}
     texts = Texts([list(window)], [[]])
 

@@ -1,7 +1,7 @@
-"""How fast each way of cutting a product is on this GPU, at the sizes of Llama 3: what the tilings of product_kernels were chosen by.
+"""How fast each way of cutting a product is on this GPU, at Llama's sizes: what engine.cuda.tilings is chosen by.
 
 Prints microseconds by tiling and matrix, for some numbers of rows, beside cuBLAS in bf16. A matrix is read from memory
-each time: there are as many copies in a graph as the second-level cache cannot hold. Every result is compared with torch's.
+each time: a graph has as many copies as no second-level cache holds. Every result is compared with torch's.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from loopwright.engine.cuda import product_kernels
+from loopwright.engine.cuda import product_kernels, tilings
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.product_kernels import Tiling
+from loopwright.engine.cuda.tilings import Tiling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 CUDA = torch.device("cuda")
 SHAPES = {
@@ -37,37 +39,40 @@ def split(tiling: Tiling, *chunks: int) -> list[Tiling]:
     return [tiling if one == 1 else replace(tiling, chunks=one, is_split=True) for one in chunks]
 
 
-def folded(*tilings: Tiling) -> list[Tiling]:
-    return [replace(one, folds=True) for one in tilings]
+def folded(*some: Tiling) -> list[Tiling]:
+    return [replace(one, folds=True) for one in some]
 
 
 NARROW = [
-    *split(Tiling(64, 16, 128, 4, 6), 1, 2, 4), *split(Tiling(64, 8, 128, 4, 6), 1, 4), *split(Tiling(64, 8, 256, 4, 4), 1, 4),
-    *split(Tiling(32, 16, 256, 2, 5), 1, 2, 4), *split(Tiling(32, 8, 256, 2, 5), 1, 2, 4),
-    Tiling(16, 16, 256, 2, 5), Tiling(16, 8, 256, 1, 6), Tiling(16, 8, 512, 2, 4), Tiling(32, 8, 512, 4, 3),
+    *split(Tiling(64, 16, 128, 4, 6), 1, 2, 4), *split(Tiling(64, 8, 128, 4, 6), 1, 4),
+    *split(Tiling(64, 8, 256, 4, 4), 1, 4), *split(Tiling(32, 16, 256, 2, 5), 1, 2, 4),
+    *split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), Tiling(16, 16, 256, 2, 5), Tiling(16, 8, 256, 1, 6),
+    Tiling(16, 8, 512, 2, 4), Tiling(32, 8, 512, 4, 3),
 ]  # fmt: skip
 MIDDLE = [
-    *split(Tiling(64, 32, 128, 4, 5), 1, 2, 4, 8), *split(Tiling(64, 32, 256, 4, 3), 1, 4), *split(Tiling(32, 32, 256, 2, 3), 1, 2, 4),
-    *split(Tiling(32, 32, 256, 4, 3), 1), *split(Tiling(128, 32, 128, 8, 4), 1, 4, 8),
+    *split(Tiling(64, 32, 128, 4, 5), 1, 2, 4, 8), *split(Tiling(64, 32, 256, 4, 3), 1, 4),
+    *split(Tiling(32, 32, 256, 2, 3), 1, 2, 4), Tiling(32, 32, 256, 4, 3), *split(Tiling(128, 32, 128, 8, 4), 1, 4, 8),
 ]  # fmt: skip
 WIDE = [
-    *folded(*split(Tiling(64, 128, 128, 4, 3), 1, 2), *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4), *split(Tiling(64, 256, 128, 8, 2), 1, 2),
-            Tiling(64, 64, 128, 4, 4), Tiling(128, 256, 128, 8, 2)),
+    *folded(*split(Tiling(64, 128, 128, 4, 3), 1, 2), *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4),
+            *split(Tiling(64, 256, 128, 8, 2), 1, 2), Tiling(64, 64, 128, 4, 4), Tiling(128, 256, 128, 8, 2)),
     Tiling(64, 128, 128, 8, 3),
 ]  # fmt: skip
 GATED = {
-    1: [Tiling(32, 16, 128, 2, 5), Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4), Tiling(64, 8, 128, 4, 5), Tiling(64, 8, 256, 4, 3),
-        Tiling(16, 8, 256, 1, 5), Tiling(32, 8, 256, 2, 4)],
-    32: [Tiling(32, 32, 128, 2, 4), Tiling(32, 32, 128, 4, 3), Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 256, 4, 3), Tiling(128, 32, 128, 8, 3)],
-    256: folded(Tiling(64, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 3), Tiling(64, 64, 128, 4, 3), Tiling(128, 128, 128, 8, 2),
-                Tiling(64, 256, 128, 8, 2)),
+    1: [Tiling(32, 16, 128, 2, 5), Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4), Tiling(64, 8, 128, 4, 5),
+        Tiling(64, 8, 256, 4, 3), Tiling(16, 8, 256, 1, 5), Tiling(32, 8, 256, 2, 4)],
+    32: [Tiling(32, 32, 128, 2, 4), Tiling(32, 32, 128, 4, 3), Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 256, 4, 3),
+         Tiling(128, 32, 128, 8, 3)],
+    256: folded(Tiling(64, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 3), Tiling(64, 64, 128, 4, 3),
+                Tiling(128, 128, 128, 8, 2), Tiling(64, 256, 128, 8, 2)),
 }  # fmt: skip
 PRODUCTS = {1: NARROW, 32: MIDDLE, 256: WIDE}
-OWN_BITS = {  # of plain matrices, and of 8 bits: the narrow way first, then those that should agree with it
-    1: [product_kernels.FIXED, *split(Tiling(64, 16, 128, 4, 5), 1, 4), *split(Tiling(64, 32, 128, 4, 5), 4), *split(Tiling(32, 16, 128, 2, 5), 4)],
-    32: [product_kernels.FIXED, *split(Tiling(64, 32, 128, 4, 5), 4), *split(Tiling(64, 16, 128, 4, 5), 4)],
-    256: [product_kernels.WIDE, replace(Tiling(64, 128, 128, 8, 3), chunks=4), replace(Tiling(64, 256, 64, 8, 3), chunks=4),
-          replace(Tiling(128, 128, 64, 8, 4), chunks=4), replace(Tiling(128, 256, 64, 8, 2), chunks=4)],
+OWN_BITS = {  # what a row's bits may not depend on
+    1: [tilings.FIXED, *split(Tiling(64, 16, 128, 4, 5), 1, 4), *split(Tiling(64, 32, 128, 4, 5), 4),
+        *split(Tiling(32, 16, 128, 2, 5), 4)],
+    32: [tilings.FIXED, *split(Tiling(64, 32, 128, 4, 5), 4), *split(Tiling(64, 16, 128, 4, 5), 4)],
+    256: [tilings.WIDE, *(replace(one, chunks=4) for one in (
+        Tiling(64, 128, 128, 8, 3), Tiling(64, 256, 64, 8, 3), Tiling(128, 128, 64, 8, 4), Tiling(128, 256, 64, 8, 2)))],
 }  # fmt: skip
 
 
@@ -77,9 +82,7 @@ def described(tiling: Tiling) -> str:
     return f"{size} w{tiling.num_warps} s{tiling.num_stages}{chunks}{' f' if tiling.folds else ''}"
 
 
-def run(
-    matrix: Matrix, vectors: torch.Tensor, tiling: Tiling, arrivals: torch.Tensor, *, is_gated: bool
-) -> torch.Tensor:
+def run(matrix: Matrix, vectors: Tensor, tiling: Tiling, arrivals: Tensor, *, is_gated: bool) -> Tensor:
     if is_gated:
         return product_kernels.gated_product(vectors, matrix, tiling)
     return product_kernels.product(vectors, matrix, None, tiling, arrivals=arrivals)
@@ -95,7 +98,7 @@ def compile_some(wanted: Sequence[tuple[MatrixKind, Tiling, bool]]) -> list[str]
             run(matrix, torch.randn(2, 2048, device=CUDA).bfloat16(), tiling, arrivals, is_gated=is_gated)
             torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 (the others are tried)
-            wrong.append(f"{kind} {described(tiling)} {is_gated}: {str(error)[:100]}")
+            wrong.append(f"{told(kind, tiling, is_gated=is_gated)}: {str(error)[:100]}")
     return wrong
 
 
@@ -125,60 +128,70 @@ def candidates(kind: MatrixKind, num_rows: int, *, is_gated: bool) -> list[Tilin
     return (GATED if is_gated else PRODUCTS)[num_rows]
 
 
-def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: set[str]) -> None:
-    """One table."""
-    found: dict[str, dict[str, float]] = {}
-    errors: dict[str, float] = {}
-    for name in shapes:
+@dataclass(frozen=True)
+class Operands:
+    """A matrix of a shape, as often as no cache holds it, whole and in few bits, and vectors."""
+
+    copies: list[Matrix]
+    plain: list[Tensor]
+    vectors: Tensor
+    expected: Tensor
+    arrivals: Tensor
+    is_gated: bool
+
+    @classmethod
+    def of(cls, name: str, kind: MatrixKind, num_rows: int) -> Operands:
         num_outputs, size = SHAPES[name]
-        is_gated = name.endswith("gate")
         whole = torch.randn(num_outputs, size, device=CUDA, dtype=torch.bfloat16).mul_(size**-0.5)
         first = Matrix.of(whole, kind, CUDA, torch.bfloat16)
         num_copies = max(1, min(24, -(-COLD_BYTES // first.nbytes)))
         copies = [first, *(replace(first, values=first.values.clone()) for _ in range(num_copies - 1))]
         plain = [whole, *(whole.clone() for _ in range(max(1, COLD_BYTES // (2 * num_outputs * size)) - 1))]
         vectors = torch.randn(num_rows, size, device=CUDA).bfloat16()
-        arrivals = torch.zeros(1 << 14, dtype=torch.int32, device=CUDA)
         expected = torch.nn.functional.linear(vectors.float(), first.weights().float())
-        if is_gated:
+        if is_gated := name.endswith("gate"):
             gate, up = expected.chunk(2, dim=-1)
             expected = torch.nn.functional.silu(gate) * up
+        arrivals = torch.zeros(1 << 14, dtype=torch.int32, device=CUDA)
+        return cls(copies, plain, vectors, expected, arrivals, is_gated)
 
-        def note(label: str, calls: Sequence[Callable[[], torch.Tensor]]) -> None:
+    def ways(self, some: Sequence[Tiling]) -> Iterator[tuple[str, list[Callable[[], Tensor]]]]:
+        """By name: a call for each copy."""
+        vectors, linear = self.vectors, torch.nn.functional.linear
+        yield "cuBLAS bf16", [partial(linear, vectors, one) for one in self.plain]
+        if len(vectors) > tilings.NARROW_ROWS and self.copies[0].kind != "plain":
+            yield "to bf16, cuBLAS", [partial(self._by_cublas, one) for one in self.copies[:2]]
+        for tiling in some:
+            calls = [partial(run, one, vectors, tiling, self.arrivals, is_gated=self.is_gated) for one in self.copies]
+            yield described(tiling), calls
+
+    def error(self, found: Tensor) -> float:
+        """Root mean square, over that of what is expected; 0 for what is not gated yet."""
+        if found.shape != self.expected.shape:
+            return 0.0
+        return float((found.float() - self.expected).square().mean().sqrt() / self.expected.std())
+
+    def _by_cublas(self, matrix: Matrix) -> Tensor:
+        return torch.nn.functional.linear(self.vectors, product_kernels.numbers(matrix))
+
+
+def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: Collection[str]) -> None:
+    """One table."""
+    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, float] = {}
+    for name in shapes:
+        operands = Operands.of(name, kind, num_rows)
+        some = candidates(kind, num_rows, is_gated=operands.is_gated)
+        usable = [one for one in some if told(kind, one, is_gated=operands.is_gated) not in bad]
+        for label, calls in operands.ways(usable):
             try:
-                result = calls[0]()
-                error = (
-                    float((result.float() - expected).square().mean().sqrt() / expected.std())
-                    if result.shape == expected.shape
-                    else 0.0
-                )  # noqa: B023
-                errors[label] = max(errors.get(label, 0.0), error)
-                found.setdefault(label, {})[name] = time_us(calls)  # noqa: B023
-            except Exception as error:  # noqa: BLE001
+                errors[label] = max(errors.get(label, 0.0), operands.error(calls[0]()))
+                found.setdefault(label, {})[name] = time_us(calls)
+            except RuntimeError as error:
                 sys.stdout.write(f"{label} {name}: {str(error)[:150]}\n")
-
-        note("cuBLAS bf16", [lambda one=one: torch.nn.functional.linear(vectors, one) for one in plain])
-        if num_rows > 32 and kind != "plain":
-            note(
-                "to bf16, cuBLAS",
-                [
-                    lambda one=one: torch.nn.functional.linear(vectors, product_kernels.numbers(one))
-                    for one in copies[:2]
-                ],
-            )
-        for tiling in candidates(kind, num_rows, is_gated=is_gated):
-            if f"{kind} {described(tiling)} {is_gated}" not in bad:
-                note(
-                    described(tiling),
-                    [
-                        lambda one=one, tiling=tiling: run(one, vectors, tiling, arrivals, is_gated=is_gated)
-                        for one in copies
-                    ],
-                )
-        assert not arrivals.any()
-    sys.stdout.write(
-        f"\n{kind}, {num_rows} rows, us" + " " * 12 + "".join(f"{name:>9}" for name in shapes) + "    error\n"
-    )
+        assert not operands.arrivals.any()
+    heads = "".join(f"{name:>9}" for name in shapes)
+    sys.stdout.write(f"\n{f'{kind}, {num_rows} rows, us':<30}{heads}    error\n")
     for label, by_name in found.items():
         cells = "".join(f"{by_name[name]:9.1f}" if name in by_name else "        -" for name in shapes)
         sys.stdout.write(f"{label:<30}{cells}  {errors[label]:.5f}\n")

@@ -8,10 +8,10 @@ import torch
 from ptx_on_cpu import run
 from torch import Tensor
 
-from loopwright.engine.cuda import product_kernels
+from loopwright.engine.cuda import few_bits_kernels, product_kernels, tilings
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.product_kernels import Tiling
+from loopwright.engine.cuda.tilings import Tiling
 
 CPU = torch.device("cpu")
 PAIRS = np.arange(1 << 16, dtype=np.uint32) | np.arange(1 << 16, dtype=np.uint32)[::-1] << np.uint32(16)
@@ -31,7 +31,7 @@ def words() -> Tensor:
 
 @pytest.mark.parametrize(("text", "dtype"), [("_INT8", torch.int8), ("_FP8", torch.float8_e4m3fn)])
 def test_every_byte_becomes_its_number(text: str, dtype: torch.dtype) -> None:
-    found = run(getattr(product_kernels, text).value, [PAIRS], 2)
+    found = run(getattr(few_bits_kernels, text).value, [PAIRS], 2)
     for register, shift in zip(found, (0, 8), strict=True):
         expected = (words() >> shift & 255).to(torch.uint8).view(dtype).float()
         is_number = ~expected.isnan()  # nothing is kept as NaN
@@ -43,7 +43,7 @@ def test_every_byte_becomes_its_number(text: str, dtype: torch.dtype) -> None:
 def test_every_nibble_becomes_its_number_less_the_zero_rounded_once(zero: float) -> None:
     kept = torch.tensor(zero).bfloat16()
     bits = np.full_like(PAIRS, int(kept.view(torch.int16)) & 0xFFFF) * np.uint32(0x10001)
-    found = run(product_kernels._INT4.value, [PAIRS, bits, bits, bits, bits], 4)
+    found = run(few_bits_kernels._INT4.value, [PAIRS, bits, bits, bits, bits], 4)
     for register, shift in zip(found, (0, 4, 8, 12), strict=True):
         expected = ((words() >> shift & 15).float() - kept.float()).bfloat16().float()
         assert torch.equal(halves(register), expected)
@@ -72,7 +72,7 @@ def test_parts_of_a_product_add_up_in_order_in_one_program_or_in_several(kind: M
 def test_a_narrow_product_of_few_outputs_is_split_and_its_zeros_are_kept() -> None:
     operations = TritonOperations()
     matrix = Matrix.of(torch.randn(96, 2048), "int8", CPU, torch.bfloat16)
-    tiling = product_kernels.tiling_for(matrix, 3, is_gated=False)
+    tiling = tilings.tiling_for(matrix, 3, is_gated=False)
     assert tiling is not None
     assert tiling.is_split
     vectors = torch.randn(3, 2048).bfloat16()

@@ -1,12 +1,12 @@
 """Section: real weights in fewer bits, how good and how fast in one table, and layer by layer.
 
-The judging is `make quality`'s, which runs without a GPU too; here its ways are the kernels. Needs SmolLM2 in the cache folder.
+The judging is `make quality`'s, which runs without a GPU too; here its ways are the kernels. Needs SmolLM2 in the
+cache folder.
 """
 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -43,14 +43,15 @@ async def quality(bench: Bench) -> None:
 
     names = ("bfloat16", *gate.FEWER_BITS, gate.ACROSS)
     bench.table(
-        "weights", "MB a step", *(f"ms a step of {one}" for one in BATCHES), "perplexity", "over bfloat16", "KL mean", "KL p99",
-        "words lost : won", "p", "gate",
+        "weights", "MB a step", *(f"ms a step of {one}" for one in BATCHES), "perplexity", "over bfloat16", "KL mean",
+        "KL p99", "words lost : won", "p", "gate",
     )  # fmt: skip
     for name, num_bytes, found, base in gate.judge({one: lambda one=one: opened(one) for one in names}, texts):
         verdict = gate.Verdict.of(found, base)
         bench.row(
             name, num_bytes / 1e6, *speeds[-1], found.perplexity, f"{verdict.loss:+.2%}", f"{verdict.kl_mean:.5f}",
-            f"{verdict.kl_p99:.4f}", f"{verdict.lost} : {verdict.won}", f"{verdict.p:.3f}", "passes" if verdict.is_passed else "FAILS",
+            f"{verdict.kl_p99:.4f}", f"{verdict.lost} : {verdict.won}", f"{verdict.p:.3f}",
+            "passes" if verdict.is_passed else "FAILS",
         )  # fmt: skip
     if not bench.has_time(15):
         return

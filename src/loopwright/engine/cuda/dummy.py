@@ -13,7 +13,7 @@ from loopwright.core.errors import BadRequest
 from loopwright.engine.layers import make_ropes
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig, RopeScaling
 from loopwright.engine.models import find_architecture
-from loopwright.engine.shards import WHOLE, Shard, ShardedSpec, local_config, sharded_specs
+from loopwright.engine.shards import WHOLE, Shard, local_config, sharded_specs
 
 _LLAMA_1B = ModelConfig(
     architecture="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,

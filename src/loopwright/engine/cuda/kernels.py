@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import draw_kernels, product_kernels, token_kernels
+from loopwright.engine.cuda import draw_kernels, product_kernels, tilings, token_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
@@ -99,18 +99,18 @@ class TritonOperations:
         _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](side_by_side, out, size, BLOCK=_COLUMNS)
         return out
 
-    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
+    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> tilings.Tiling | None:
         if self._alike is not None:
             assert vectors.dtype == torch.bfloat16, vectors.dtype
-            return product_kernels.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
+            return tilings.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
         if vectors.dtype != torch.bfloat16:
             return None
-        return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
+        return tilings.tiling_for(matrix, len(vectors), is_gated=is_gated)
 
-    def _arrivals(self, tiling: product_kernels.Tiling, vectors: Tensor) -> Tensor | None:
+    def _arrivals(self, tiling: tilings.Tiling, vectors: Tensor) -> Tensor | None:
         """Zeros, which every launch leaves as it finds them: all are on one stream."""
         if tiling.is_split and self._zeros is None:
-            self._zeros = torch.zeros(product_kernels.ARRIVALS, dtype=torch.int32, device=vectors.device)
+            self._zeros = torch.zeros(tilings.ARRIVALS, dtype=torch.int32, device=vectors.device)
         return self._zeros
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:

@@ -36,10 +36,10 @@ _CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """[num_outputs, size]. `values` has that shape, or of fewer bits they are int16: word i of 128 inputs has in its low
-    half number i of 8 bits and in its high one number 64 + i, or number i of each of four groups of 4 bits. So words make
-    bfloat16 two at a time, and what each part multiplies is contiguous. `scales` are bfloat16 [num_outputs, groups], of
-    int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
+    """[num_outputs, size]. `values` has that shape, or of fewer bits they are int16: word i of 128 inputs has in its
+    low half number i of 8 bits and in its high one number 64 + i, or number i of each of four groups of 4 bits. So
+    words become bfloat16 two at a time, and what each part multiplies is contiguous. `scales` are bfloat16
+    [num_outputs, groups], of int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
 
     kind: MatrixKind
     values: Tensor
@@ -150,7 +150,7 @@ def _levels_at(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 def _bytes(levels: Tensor) -> Tensor:
     """Words of [num_outputs, groups, 128] levels of 8 bits."""
-    halves = levels.view(torch.uint8).unflatten(2, (2, GROUP // 2)).transpose(2, 3)
+    halves: Tensor = levels.view(torch.uint8).unflatten(2, (2, GROUP // 2)).transpose(2, 3)
     return halves.contiguous().view(torch.int16).flatten(1)
 
 

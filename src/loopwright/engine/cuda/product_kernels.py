@@ -5,8 +5,6 @@ more slowly, and splits some over two launches. Weights of 8 and 4 bits are made
 row gets depends on how a matrix is cut and on nothing else: not on how many rows there are, nor on which it is.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,94 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda import matrices
+from loopwright.engine.cuda.few_bits_kernels import GROUP, numbers_of_4, numbers_of_8, read_weights, scaled
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
+from loopwright.engine.cuda.tilings import FIXED, SPAN, WIDE, WIDE_GATED, Tiling, num_tiles
 
-NARROW_ROWS = 32
-"""The most rows for which a plain matrix is multiplied here and not by cuBLAS."""
-MOST_ROWS = 256
-"""The same for matrices of fewer bits: above, making them numbers once costs less than doing so for each few rows."""
+HAS_PTX = not triton.knobs.runtime.interpret
+"""Whether numbers of few bits become bfloat16 by instructions of our own: the interpreter has none."""
 
 _ROW_TILES = 64  # that go through the matrix together: their vectors stay in the second-level cache
-
-
-GROUP: tl.constexpr = tl.constexpr(matrices.GROUP)
-HAS_PTX = not triton.knobs.runtime.interpret
-"""Whether levels become bfloat16 by instructions of our own: the interpreter has none."""
-SPAN: tl.constexpr = tl.constexpr(256)
-"""Inputs that a part of a product is a multiple of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product is cut: `outputs`, `rows` and `inputs` of one round of a program; the latter whole groups.
-
-    The inputs are in `chunks` parts, whose sums are added in order: each is a program of its own, if it `is_split`.
-    With `folds`, scales meet the weights, which are rounded once more, and not the sums."""
-
-    outputs: int
-    rows: int
-    inputs: int
-    num_warps: int
-    num_stages: int
-    chunks: int = 1
-    is_split: bool = False
-    folds: bool = False
-
-
-PRODUCT = (Tiling(16, 16, 256, 2, 5), Tiling(32, 32, 256, 4, 4))
-GATED = (Tiling(32, 16, 128, 2, 6), Tiling(64, 32, 128, 8, 4))
-"""By the most rows: the best of some dozen, measured at Llama's sizes on one H200."""
-FEW_BITS = (
-    Tiling(64, 16, 128, 4, 6), Tiling(64, 32, 128, 4, 5), Tiling(64, 64, 128, 4, 4, folds=True),
-    Tiling(64, 128, 128, 4, 3, folds=True),
-)  # fmt: skip
-FEW_BITS_GATED = (
-    Tiling(64, 16, 128, 4, 4), Tiling(64, 32, 128, 4, 4), Tiling(64, 64, 128, 4, 3, folds=True),
-    Tiling(64, 128, 128, 8, 3, folds=True),
-)  # fmt: skip
-"""For 8 and 4 bits."""
-ARRIVALS = 4096
-"""Tiles that a split product has at most."""
-_PROGRAMS = 128  # that a split product has at least
-_MAX_CHUNKS = 8
-FIXED = Tiling(32, 32, 128, 4, 4)
-"""For any number of rows, if a row's bits may not depend on it."""
-WIDE = Tiling(32, 128, 128, 4, 3)
-WIDE_GATED = Tiling(32, 128, 128, 8, 3)
-"""What may take the place of FIXED for more rows, where `agree` has seen equal bits. They have as many outputs, so that
-a tensor core's instruction is the same: for 64 and more it is another."""
-
-
-def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | None:
-    """The fastest for so many rows; None if cuBLAS is faster."""
-    if matrix.kind == "plain":
-        tilings, most = GATED if is_gated else PRODUCT, NARROW_ROWS
-    else:
-        tilings, most = FEW_BITS_GATED if is_gated else FEW_BITS, MOST_ROWS
-    if num_rows > most:
-        return None
-    tiling = next((one for one in tilings if num_rows <= one.rows), tilings[-1])
-    return tiling if is_gated or matrix.kind == "plain" else _spread(tiling, matrix, num_rows)
-
-
-def _spread(tiling: Tiling, matrix: Matrix, num_rows: int) -> Tiling:
-    """In so many parts that the device is full."""
-    tiles, chunks = _num_tiles(tiling, matrix, num_rows), 1
-    while chunks < _MAX_CHUNKS and tiles * chunks < _PROGRAMS and 4 * chunks * SPAN.value <= matrix.size:
-        chunks *= 2
-    return replace(tiling, chunks=chunks, is_split=True) if chunks > 1 else tiling
-
-
-def _num_tiles(tiling: Tiling, matrix: Matrix, num_rows: int) -> int:
-    return int(triton.cdiv(matrix.num_outputs, tiling.outputs) * triton.cdiv(num_rows, tiling.rows))
-
-
-def fixed_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
-    """One for all numbers of rows, or a wide one for the kinds for which it is `alike`."""
-    if num_rows <= FIXED.rows or matrix.kind not in alike:
-        return FIXED
-    return WIDE_GATED if is_gated else WIDE
+_SPAN: tl.constexpr = tl.constexpr(SPAN)
 
 
 def product(
@@ -158,13 +77,13 @@ def _launch_product(
     parts = None
     if tiling.is_split:
         assert arrivals is not None
-        assert _num_tiles(tiling, matrix, len(vectors)) <= len(arrivals)
+        assert num_tiles(tiling, matrix, len(vectors)) <= len(arrivals)
         parts = torch.empty(tiling.chunks, *out.shape, dtype=torch.float32, device=out.device)
     _launch(_product, vectors, matrix, out, tiling, bias, parts, arrivals, IS_SUM=is_sum)
 
 
 def _launch(  # the kernels have no types
-    kernel, vectors: Tensor, matrix: Matrix, out: Tensor, tiling: Tiling, *between: Tensor | None, **options: bool
+    kernel, vectors: Tensor, matrix: Matrix, out: Tensor, tiling: Tiling, *between: Tensor | None, **options: bool | int
 ) -> None:
     num_rows, size = vectors.shape
     num_outputs = out.shape[1]
@@ -207,163 +126,18 @@ def _read(vectors, row, column, num_rows, size):
 
 
 @triton.jit
-def _weights(weight, output, is_output, column, width):
-    at = weight + output.to(tl.int64)[:, None] * width + column[None, :]
-    return tl.load(at, mask=is_output[:, None] & (column < width)[None, :], other=0.0)
-
-
-_INT8: tl.constexpr = tl.constexpr("""{
-.reg .b32 level, sign, high, one;
-mov.b32 one, 0x3F803F80;
-lop3.b32 sign, $2, 0x00800080, 0xC300C300, 0xEA;
-lop3.b32 level, $2, 0x007F007F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $0, level, one, sign;
-shr.u32 high, $2, 8;
-lop3.b32 sign, high, 0x00800080, 0xC300C300, 0xEA;
-lop3.b32 level, high, 0x007F007F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $1, level, one, sign;
-}""")
-"""Two words to their low and high numbers: 128 and seven bits are a bfloat16, from which 128 or 256 go, by the sign."""
-
-_FP8: tl.constexpr = tl.constexpr("""{
-.reg .b32 level, sign, factor, none;
-mov.b32 factor, 0x7B807B80;
-mov.b32 none, 0x80008000;
-shl.b32 level, $2, 4;
-shl.b32 sign, $2, 8;
-and.b32 sign, sign, 0x80008000;
-lop3.b32 level, level, 0x07F007F0, sign, 0xEA;
-fma.rn.bf16x2 $0, level, factor, none;
-shr.u32 level, $2, 4;
-and.b32 sign, $2, 0x80008000;
-lop3.b32 level, level, 0x07F007F0, sign, 0xEA;
-fma.rn.bf16x2 $1, level, factor, none;
-}""")
-"""The same for e4m3: its bits, as exponent and mantissa of a bfloat16, are 2 ** 120 times too small."""
-
-_INT4: tl.constexpr = tl.constexpr("""{
-.reg .b32 level, part, one, minus, base;
-mov.b32 one, 0x3F803F80;
-mov.b32 minus, 0xBF80BF80;
-mov.b32 base, 0xC300C300;
-lop3.b32 level, $4, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 level, level, one, base;
-fma.rn.bf16x2 $0, $5, minus, level;
-shr.u32 part, $4, 4;
-lop3.b32 level, part, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 level, level, one, base;
-fma.rn.bf16x2 $1, $6, minus, level;
-shr.u32 part, $4, 8;
-lop3.b32 level, part, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 level, level, one, base;
-fma.rn.bf16x2 $2, $7, minus, level;
-shr.u32 part, $4, 12;
-lop3.b32 level, part, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 level, level, one, base;
-fma.rn.bf16x2 $3, $8, minus, level;
-}""")
-"""Two words to the four numbers of each, less the zeros of their groups, rounded once."""
-
-
-@triton.jit
-def _bytes(words, IS_FP8: tl.constexpr, PTX: tl.constexpr):
-    """Low and high numbers of words, in bfloat16, which is exact."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            _FP8 if IS_FP8 else _INT8, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
-        )
-    else:  # noqa: RET505 (what is not taken is not compiled)
-        low, high = (words & 255).to(tl.uint8), ((words >> 8) & 255).to(tl.uint8)
-        if IS_FP8:
-            return _exact(low.to(tl.float8e4nv, bitcast=True)), _exact(high.to(tl.float8e4nv, bitcast=True))
-        else:  # noqa: RET505
-            return _exact(low.to(tl.int8, bitcast=True)), _exact(high.to(tl.int8, bitcast=True))
-
-
-@triton.jit
-def _exact(levels):
-    return levels.to(tl.float32).to(tl.bfloat16)
-
-
-@triton.jit
-def _nibbles(words, first, second, third, fourth, PTX: tl.constexpr):
-    """The four numbers of words, less the zeros of their groups [OUTPUTS, 1], in bfloat16, rounded once."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            _INT4, "=r,=r,=r,=r,r,r,r,r,r",
-            [words, tl.broadcast_to(first, words.shape), tl.broadcast_to(second, words.shape),
-             tl.broadcast_to(third, words.shape), tl.broadcast_to(fourth, words.shape)],
-            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    else:  # noqa: RET505 (what is not taken is not compiled)
-        return _less(words, first), _less(words >> 4, second), _less(words >> 8, third), _less(words >> 12, fourth)
-
-
-@triton.jit
-def _less(words, zero):
-    return ((words & 15).to(tl.float32) - zero.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _words(weight, output, is_output, group, size, WORDS: tl.constexpr):
-    """What 128 inputs of the outputs are kept in: [OUTPUTS, WORDS]."""
-    width = tl.cdiv(size, GROUP) * WORDS
-    return _weights(weight, output, is_output, group * WORDS + tl.arange(0, WORDS), width)
-
-
-@triton.jit
-def _scales_of(scales, output, is_output, group, size, number, NUMBERS: tl.constexpr):
-    """One of the numbers that a group of 128 inputs has beside its words: [OUTPUTS, 1]."""
-    groups = tl.cdiv(size, GROUP)
-    at = scales + (output.to(tl.int64) * groups + group) * NUMBERS + number
-    return tl.load(at, mask=is_output & (group < groups), other=0.0)[:, None]
-
-
-@triton.jit
-def _numbers_of_4(weight, scales, output, is_output, group, size, PTX: tl.constexpr):
-    """Of 128 inputs: numbers of each of four groups, less their zeros, and the groups' scales."""
-    words = _words(weight, output, is_output, group, size, GROUP // 4)
-    zeros = (
-        _scales_of(scales, output, is_output, group, size, 1, 8), _scales_of(scales, output, is_output, group, size, 3, 8),
-        _scales_of(scales, output, is_output, group, size, 5, 8), _scales_of(scales, output, is_output, group, size, 7, 8),
-    )  # fmt: skip
-    numbers = _nibbles(words, zeros[0], zeros[1], zeros[2], zeros[3], PTX)
-    return numbers, (
-        _scales_of(scales, output, is_output, group, size, 0, 8), _scales_of(scales, output, is_output, group, size, 2, 8),
-        _scales_of(scales, output, is_output, group, size, 4, 8), _scales_of(scales, output, is_output, group, size, 6, 8),
-    )  # fmt: skip
-
-
-@triton.jit
-def _numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8: tl.constexpr, PTX: tl.constexpr):
-    """Of 128 inputs: the first 64 numbers and the others, and their scale."""
-    words = _words(weight, output, is_output, group, size, GROUP // 2)
-    return _bytes(words, IS_FP8, PTX), _scales_of(scales, output, is_output, group, size, 0, 1)
-
-
-@triton.jit
 def _plus_scaled(sums, numbers, scale, reads, FOLDS: tl.constexpr, PTX: tl.constexpr):
-    """sums + scale · (numbers · reads), of one group in parts: the scale meets the sum, or with FOLDS the numbers, which are
-    rounded once more."""
+    """sums + scale · (numbers · reads), of one group in parts: the scale meets the sum, or with FOLDS the numbers,
+    which are rounded once more."""
     if FOLDS:
         for part in tl.static_range(len(numbers)):
-            sums = tl.dot(_scaled(numbers[part], scale, PTX), reads[part], sums)
+            sums = tl.dot(scaled(numbers[part], scale, PTX), reads[part], sums)
     else:
         found = tl.dot(numbers[0], reads[0])
         for part in tl.static_range(1, len(numbers)):
             found = tl.dot(numbers[part], reads[part], found)
         sums = tl.fma(found, tl.broadcast_to(scale.to(tl.float32), found.shape), sums)
     return sums
-
-
-@triton.jit
-def _scaled(numbers, scale, PTX: tl.constexpr):
-    """In bfloat16, rounded once; the interpreter has no such product."""
-    if PTX:
-        found = numbers * scale
-    else:
-        found = (numbers.to(tl.float32) * scale.to(tl.float32)).to(tl.bfloat16)
-    return found
 
 
 @triton.jit
@@ -386,10 +160,10 @@ def _plus_group(
 ):  # fmt: skip
     """What 128 inputs of fewer bits add to the sums [OUTPUTS, ROWS]; `reads` are the vectors there."""
     if BITS == 8:
-        numbers, scale = _numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
+        numbers, scale = numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
         sums = _plus_scaled(sums, numbers, scale, reads, FOLDS, PTX)
     else:
-        fours, factors = _numbers_of_4(weight, scales, output, is_output, group, size, PTX)
+        fours, factors = numbers_of_4(weight, scales, output, is_output, group, size, PTX)
         for part in tl.static_range(4):
             sums = _plus_scaled(sums, (fours[part],), factors[part], (reads[part],), FOLDS, PTX)
     return sums
@@ -402,13 +176,13 @@ def _product_of_chunk(
     CHUNKS: tl.constexpr, FOLDS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """What one of CHUNKS equal parts of the inputs gives: [OUTPUTS, ROWS]."""
-    share = tl.cdiv(size, CHUNKS * SPAN) * SPAN
+    share = tl.cdiv(size, CHUNKS * _SPAN) * _SPAN
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for start in range(chunk * share, tl.minimum(chunk * share + share, size), INPUTS):
         if BITS == 16:
             column = start + tl.arange(0, INPUTS)
             read = _read(vectors, row, column, num_rows, size)
-            sums = tl.dot(_weights(weight, output, is_output, column, size), read, sums)
+            sums = tl.dot(read_weights(weight, output, is_output, column, size), read, sums)
         else:
             for part in tl.static_range(0, INPUTS, GROUP):
                 reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS)
@@ -429,10 +203,10 @@ def _numbers(
     group = tl.program_id(1)
     PARTS: tl.constexpr = 16 // BITS
     if BITS == 8:
-        numbers, scale = _numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
+        numbers, scale = numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
         factors = (scale, scale)
     else:
-        numbers, factors = _numbers_of_4(weight, scales, output, is_output, group, size, PTX)
+        numbers, factors = numbers_of_4(weight, scales, output, is_output, group, size, PTX)
     for part in tl.static_range(PARTS):
         column = (group * GROUP + part * (GROUP // PARTS) + tl.arange(0, GROUP // PARTS))[None, :]
         found = (numbers[part].to(tl.float32) * factors[part].to(tl.float32)).to(tl.bfloat16)
@@ -506,8 +280,8 @@ def _gated_product(
         if BITS == 16:
             column = start + tl.arange(0, INPUTS)
             read = _read(vectors, row, column, num_rows, size)
-            gates = tl.dot(_weights(weight, output, is_output, column, size), read, gates)
-            ups = tl.dot(_weights(weight, other, is_output, column, size), read, ups)
+            gates = tl.dot(read_weights(weight, output, is_output, column, size), read, gates)
+            ups = tl.dot(read_weights(weight, other, is_output, column, size), read, ups)
         else:
             for part in tl.static_range(0, INPUTS, GROUP):
                 reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS)
