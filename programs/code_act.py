@@ -17,11 +17,11 @@ async def main(task: str, data: list[float], max_turns: int = 4) -> str:
     ctx.system(SYSTEM)
     ctx.user(task)
     for _ in range(max_turns):
-        turn = await ctx.generate(stop=["\n```\n"], max_tokens=300)
-        _, found, code = turn.text.partition("```python\n")
+        turn = await ctx.generate(until="\n```\n", max_tokens=300)
+        _, found, written = turn.text.partition("```python\n")
         if not found:
             return turn.text.rpartition("Answer:")[2].strip()
-        ctx.append("\n```\n")
+        code = written.removesuffix("\n```")  # its turn may end right behind them
         outcome = await sandbox.run(code, {"data": data}, cpu_seconds=5)
         emit({"code": code, "error": outcome.error and outcome.error.message})
         ctx.user(report(outcome))

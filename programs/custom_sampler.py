@@ -22,7 +22,7 @@ async def main(
     ctx = Context()
     ctx.user(question)
     chosen: list[int] = []
-    text = ""
+    text, num_shown = "", 0
     while len(chosen) < max_tokens:
         dist = await ctx.next_dist(k=64)
         chances = {token: p for token, p in dist.probabilities(max_tv=1.0).items() if token not in never}
@@ -33,6 +33,8 @@ async def main(
             break
         ctx.accept(token)
         chosen.append(token)
-        shown, text = text, await detokenize(chosen)
-        emit_text(text[len(shown) :])
+        text = await detokenize(chosen)
+        if not text.endswith("\ufffd"):  # a character of which a part is missing
+            emit_text(text[num_shown:])
+            num_shown = len(text)
     return text

@@ -1,7 +1,8 @@
 """Holds a text to a grammar by itself: of each distribution it takes the best token that its own matcher accepts.
 
 The engine does the same faster (`generate(grammar=lark(…))`); greedily, byte by byte, both write the same. The grammar
-is in Lark's notation: rules of texts, /[sets]/ of characters, names, groups and the marks | ? * +.
+is in Lark's notation: rules of texts, /[sets]/ of characters, names, groups and the marks | ? * +. No rule begins with
+itself, and nothing that may be empty is repeated.
 """
 
 import json

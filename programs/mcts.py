@@ -51,8 +51,7 @@ async def main(
 
 async def child(parent: Node, max_tokens: int) -> Node:
     ctx = await parent.ctx.fork()
-    turn = await ctx.generate(max_tokens=max_tokens, temperature=1.0, stop="\n")
-    ctx.append("\n")
+    turn = await ctx.generate(max_tokens=max_tokens, temperature=1.0, until="\n")
     return Node(ctx, turn.text.strip(), parent.depth + 1)
 
 

@@ -4,6 +4,8 @@ The export outlives the run, so a second one with the same beginning runs its ow
 remembers of prompts by itself.
 """
 
+import hashlib
+
 from loopwright import Context, NotFound, emit, export_context, import_context
 
 
@@ -13,7 +15,7 @@ async def main(
     "clock is a water clock from 1680; the tower clock in the yard strikes every hour.",
     max_tokens: int = 64,
 ) -> str:
-    name = f"prefix/{prefix[:150]}"
+    name = f"prefix/{hashlib.sha256(prefix.encode()).hexdigest()}"
     try:
         ctx, is_found = await import_context(name), True
     except NotFound:

@@ -32,12 +32,11 @@ async def main(question: str, search_url: str = "http://127.0.0.1:8111/search", 
         action = await act(ctx, must_search=turn_number == 0)
         if action != "Search[":
             break
-        query = await write(ctx, "", stop=("]", "\n"), max_tokens=16)
-        ctx.append("]\n")
+        query = await write(ctx, "", until="]", max_tokens=16)
         emit({"call": "search", "query": query})
         found = await http.get_text(search_url, params={"q": query})
-        observation = f"Observation: {found}\n"
-        emit_text(f"]\n{observation}")
+        observation = f"\nObservation: {found}\n"
+        emit_text(observation)
         ctx.append(observation)  # the context grows where it is: nothing before it is run again
     return await write(ctx, "Answer:", max_tokens=48)
 
@@ -51,13 +50,11 @@ async def act(ctx: Context, must_search: bool) -> str:
     return action.strip()
 
 
-async def write(ctx: Context, label: str, max_tokens: int, stop: tuple[str, ...] = ("\n",)) -> str:
-    """Writes the label, lets the model finish the line, and shows it while it is made."""
+async def write(ctx: Context, label: str, max_tokens: int, until: str = "\n") -> str:
+    """Writes the label, lets the model go on within the line, and shows it while it is made."""
     if label:
         ctx.append(label)
         emit_text(label)
-    turn = await ctx.generate(emit=True, max_tokens=max_tokens, stop=stop)
-    if stop == ("\n",):
-        ctx.append("\n")
-        emit_text("\n")
+    turn = await ctx.generate(emit=True, max_tokens=max_tokens, until=until, stop="\n")
+    emit_text(until)
     return turn.text.strip()

@@ -19,8 +19,7 @@ async def main(
     titles = []
     for number in range(1, points + 1):
         plan.append(f"{number}. ")
-        titles.append((await plan.generate(max_tokens=16, stop="\n")).text.strip())
-        plan.append("\n")
+        titles.append((await plan.generate(max_tokens=16, until="\n")).text.strip())
     emit({"points": titles})
     return await asyncio.gather(*(elaborate(ctx, title, max_tokens) for title in titles))
 

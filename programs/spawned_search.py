@@ -1,11 +1,12 @@
-# /// program
-# permissions = { children = ["@self"] }
-# limits = { max_children = 8, memory_mb = 32 }
-# ///
 """Answers a question in several ways at once, each in a child program with a fork of the context; the likeliest wins.
 
 Each child is a run of its own: it has its own permissions and its own log, and when one fails the others go on.
 """
+
+# /// program
+# permissions = { children = ["@self"] }
+# limits = { max_children = 8, memory_mb = 32 }
+# ///
 
 import asyncio
 
@@ -24,8 +25,8 @@ async def main(question: str = "Name a good use of a paper clip.", num_ways: int
     ctx.user(question)
     await ctx.flush()  # run once, for all
     children = [await spawn(explore, context=ctx, seed=seed, max_tokens=max_tokens) for seed in range(num_ways)]
-    found = await asyncio.gather(*map(outcome, children))
-    best = max((one for one in found if one is not None), key=lambda one: one["logprob"])
+    found = [one for one in await asyncio.gather(*map(outcome, children)) if one is not None]
+    best = max(found, key=lambda one: one["logprob"], default={"text": ""})
     return {"question": question, "num_found": len(found), "best": best["text"]}
 
 

@@ -56,7 +56,7 @@ async def main(question: str = "When can I come on Saturday?") -> str:
     result = await chosen(**arguments)
     emit({"tool": chosen.name, "arguments": arguments, "result": result})
     ctx.append(f"\nResult: {result}\nAnswer:")
-    return (await ctx.generate(max_tokens=32, stop=("\n",))).text.strip()
+    return (await ctx.generate(max_tokens=32, stop="\n")).text.strip()
 
 
 def described(tools: dict[str, Tool]) -> str:

@@ -1,6 +1,5 @@
 """`python -m loopwright` and the `loopwright` command: ends the process with what cli says. Never decides anything."""
 
-import gc
 import os
 import signal
 import sys
@@ -18,9 +17,10 @@ def _leave(number: int, frame: "FrameType | None") -> "NoReturn":
 
 
 signal.signal(signal.SIGINT, _leave)
-gc.set_threshold(
-    50_000, 20, 100
-)  # imports make 200,000 objects that stay: looking for garbage is a tenth of their time
+
+from loopwright.core.no_collecting import collect_seldom  # noqa: E402
+
+collect_seldom()  # looking for garbage would be a tenth of the time that the imports below take
 
 from loopwright import cli  # noqa: E402
 

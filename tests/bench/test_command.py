@@ -92,7 +92,7 @@ async def test_a_flag_of_some_suites_is_refused_by_the_others():
         (Options(scale="small"), "--scale is for techniques and agents"),
         (Options(techniques=("beam",)), "--technique is for techniques"),
         (Options(device="h200"), "--device is for steps, mechanisms, agents"),
-        (Options(num_workers=2), "--workers is for mechanisms"),
+        (Options(num_workers=2), "--workers is for mechanisms, agents"),
         (Options(num_requests=2), "--requests is for techniques"),
     ):
         error = await refused(BenchRequest(suite="launch", options=options))

@@ -40,8 +40,11 @@ async def test_the_cases_are_steps_of_four_sizes_what_each_kind_adds_and_a_call(
         ("context=8064", "call_us"),
         ("live=896", "call_us"),
         ("live=896/state=busy", "call_us"),
+        ("measured=256", "step_us"),
+        ("measured=256", "step_percent"),
     ]
-    assert rows[-1].value > 0  # the others are differences, about which two steps say little
+    assert rows[-2].value == pytest.approx(29.8 * rows[-1].value), "an H200's step of 256 rows takes 2.98 ms"
+    assert rows[-3].value > 0  # the others are differences, about which two steps say little
 
 
 async def test_programs_of_all_kinds_take_one_step_for_each_token():

@@ -43,6 +43,29 @@ def test_the_last_steps_count_and_one_slow_one_does_not() -> None:
     assert times.draft_cost(1, 7) == pytest.approx(1.0)
 
 
+def test_a_step_of_drafts_costs_what_such_steps_took_and_not_what_prompts_of_its_size_did() -> None:
+    times = measured((1, 0.008), (8, 0.016), (40, 0.032))
+    assert times.draft_cost(8, 4) == pytest.approx(1.0)
+    times.note(40, 0.064, num_drafts=32)
+    assert times.draft_cost(8, 4) == pytest.approx(3.0)
+    times.note(8, 0.1, num_drafts=4)
+    assert times.draft_cost(8, 0) == pytest.approx(0.1 / 0.016 - 1), "and what is plain is not what drafts took"
+
+
+@pytest.mark.parametrize(
+    ("last_drafts", "waited_s", "cost"),
+    [(4, 0.016, 3.0), (2, 0.016, 3.0), (1, 0.016, 2.0), (4, 0.048, 2.0)],
+    ids=["the last one was of drafts too", "half of it was", "it was not", "programs did something else"],
+)
+def test_what_the_engine_waits_for_the_next_guesses_is_part_of_their_cost(
+    last_drafts: int, waited_s: float, cost: float
+) -> None:
+    times = measured((1, 0.008), (8, 0.016), (40, 0.032))
+    times.note(4, 0.012, num_drafts=last_drafts)
+    times.note(40, 0.048, 32, waited_s)
+    assert times.draft_cost(8, 4) == pytest.approx(cost)
+
+
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_whoever_has_drafts_judged_is_told_what_they_took(num_drafts: int) -> None:
     rig = Rig()

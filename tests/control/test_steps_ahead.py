@@ -2,23 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 from msgspec.structs import replace
 
 from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import goes_ahead
+from loopwright.core.batch import Batch, StepResult
 from loopwright.core.calls import Generate, Grammar, KvWindow, Sampling, Veto, Watch
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
-from loopwright.core.ids import PageName
+from loopwright.core.ids import CallId, PageName
 from loopwright.core.late_bits import LateBits
 
 from .fake_grammars import FakeCompiler, Respelled
 from .reference import NaiveContext
-from .rig import Rig, generate
+from .rig import Rig, RigRun, generate
 from .step_by_step import COUNTER, LETTERS, PLACES
-from .test_joining import text
+from .test_joining import text, token_after
 from .test_overlap import serving
 
 SAMPLING = Sampling(temperature=1.0, seed=3)
@@ -365,6 +367,36 @@ async def test_the_engine_has_two_steps_while_something_goes_on() -> None:
             if num_held:
                 executor.release_first()
     assert list(run.segment(call).tokens) == expected(5, 6)
+
+
+async def test_who_came_while_a_step_ran_is_with_the_engine_before_its_result_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Programs that look at every token take turns: the engine must not wait while control takes what came of some."""
+    rig = Rig(is_ahead=True)
+    runs = [rig.open(name) for name in "ab"]
+    answered: list[int] = []
+    submit = rig.executor.submit
+
+    def watched_submit(batch: Batch) -> Future[StepResult]:
+        answered.append(sum(run.final(call) is not None for run, call in calls))
+        return submit(batch)
+
+    monkeypatch.setattr(rig.executor, "submit", watched_submit)
+    calls: list[tuple[RigRun, CallId]] = []
+    async with serving(rig) as executor:
+        for tokens, run in zip(((5, 6), (7, 8)), runs, strict=True):
+            calls.append((run, run.submit(text(tokens, grow_from=PageName(1), sampling=SAMPLING))))
+            await turns()
+        assert answered == [0], "the second is not ahead of the first: more might come"
+        executor.release_first()
+        await turns()
+        assert answered == [0, 0]
+        assert runs[0].final(calls[0][1]) is not None
+        executor.release_first()
+        await turns()
+    found = [run.forwarded(call).token for run, call in calls]
+    assert found == [token_after(tokens, SAMPLING) for tokens in ((5, 6), (7, 8))]
 
 
 async def turns() -> None:

@@ -23,6 +23,8 @@ from figures import SECTIONS
 from figures.report import Bench, Section
 from figures.streams import system_over
 
+from loopwright.core.no_collecting import collect_seldom
+
 START_S = 40.0  # what a process takes until it measures: imports, weights, graphs
 HUNG_S = 20.0  # and what it may take after its time
 
@@ -137,6 +139,7 @@ def main() -> int:
             sys.stdout.write(f"{one.name:<12}{one.budget_s:4.0f} s  {', '.join(one.shapes):<30}{one.title}\n")
         return 0
     if arguments.in_process:
+        collect_seldom()  # as a server does
         return 0 if asyncio.run(run_here(arguments, sections)) else 1
     import torch  # noqa: PLC0415 (a process that only lists or starts others need not wait for it)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,6 +46,54 @@ return [greedy.tokens, drawn.tokens]
             greedy, drawn = await result_of(system, body, sandbox, prompt=PROMPT)  # type: ignore[misc]
             assert greedy == expected(ids_of(PROMPT), 40)
             assert drawn == expected(ids_of(PROMPT), 40, temperature=0.9, top_p=0.9, seed=5)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize(("max_tokens", "why"), [(60, "stop"), (2, "length")])
+def test_a_context_has_the_text_that_a_segment_went_until_whatever_ended_it(max_tokens: int, why: str) -> None:
+    full = bytes(token for token in expected(ids_of(PROMPT), 60) if token < 256)
+    until = next(pair for pair in map(bytes, pairwise(full[2:])) if max(pair) < 128).decode()
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            body = """
+ctx = Context()
+ctx.append(prompt)
+turn = await ctx.generate(max_tokens=max_tokens, until=until, ignore_eos=True)
+after = await ctx.generate(max_tokens=20, ignore_eos=True)
+by_hand = Context()
+by_hand.append(prompt)
+other = await by_hand.generate(max_tokens=max_tokens, stop=until, ignore_eos=True)
+by_hand.append(until)
+await by_hand.flush()
+return [turn.reason, turn.text == other.text, ctx.tokens[:-20] == by_hand.tokens, ctx.tokens, after.tokens]
+"""
+            arguments = {"prompt": PROMPT, "until": until, "max_tokens": max_tokens}
+            reason, same_text, same_tokens, tokens, after = await result_of(system, body, **arguments)  # type: ignore[misc]
+            assert (same_text, same_tokens) == (True, True)
+            assert reason == why
+            assert tokens[:-20][-len(until.encode()) :] == list(until.encode())
+            assert after == expected(tokens[:-20], 20)
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("until", ["", 3])
+def test_a_segment_goes_until_no_empty_text(until: object) -> None:
+    async def scenario() -> None:
+        async with byte_system() as system:
+            body = """
+ctx = Context()
+ctx.append("a")
+try:
+    await ctx.generate(until=until, max_tokens=1)
+except BadRequest as error:
+    return [error.field, str(error)]
+"""
+            field, message = await result_of(system, body, until=until)  # type: ignore[misc]
+            assert field == "until"
+            assert repr(until) in message
 
     in_loop(scenario)
 

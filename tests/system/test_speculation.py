@@ -1,12 +1,15 @@
 """Generating from guesses, whatever the guesses: the tokens, the distribution and the context of plain generation."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loopwright.compose.config import RuntimeConfig
-from system_rig import System, byte_oracle, byte_system, in_loop
+from loopwright.engine.scripted import ScriptedExecutor
+from system_rig import System, byte_oracle, byte_system, byte_text, in_loop, system_over
 
 OPTIONS: dict[str, Any] = {"runtime": RuntimeConfig(allows_native=True, needs_wasm=False)}
 PROMPT = "serving serving serving"
@@ -64,6 +67,29 @@ def test_what_comes_of_guesses_is_what_comes_without(options: dict[str, Any], co
     in_loop(scenario)
 
 
+GUIDE = Path(__file__).parents[2] / "docs" / "speculation.md"
+
+
+def test_the_example_of_the_guide_writes_what_plain_generation_writes_in_fewer_steps() -> None:
+    """Of a model that writes a word again and again, whose period of three is shorter than the guesses."""
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    text = "abcabc"
+
+    async def scenario() -> None:
+        engine = ScriptedExecutor(lambda history: history[-3])
+        try:
+            async with system_over(engine, byte_text(engine)) as system:
+                before = await system.controller.stats()
+                outcome = await system.run(example, text=text)
+                after = await system.controller.stats()
+                assert outcome.result == ("abc" * 30)[:64]
+                assert after.num_steps - before.num_steps == 13, "four guesses and one token each, and the last four"
+        finally:
+            engine.close()
+
+    in_loop(scenario)
+
+
 CHI_SQUARE = """
 from collections import Counter
 from loopwright import Context, speculate
@@ -117,10 +143,31 @@ class Priced:
     def __init__(self, cost: float | None) -> None:
         self._cost = cost
 
-    def note(self, num_tokens: int, taken_s: float) -> None: ...
+    def note(self, num_tokens: int, taken_s: float, num_drafts: int = 0, waited_s: float = 0.0) -> None: ...
 
     def draft_cost(self, num_rows: int, num_drafts: int) -> float | None:
         return self._cost
+
+
+def test_what_is_measured_of_a_step_has_its_drafts_in_it_and_what_the_engine_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[tuple[int, int, float]] = []
+
+    class Noting(Priced):
+        def note(self, num_tokens: int, taken_s: float, num_drafts: int = 0, waited_s: float = 0.0) -> None:
+            noted.append((num_tokens, num_drafts, waited_s))
+
+    monkeypatch.setattr("loopwright.control.controller.StepTimes", lambda: Noting(1.9))
+
+    async def scenario() -> None:
+        async with byte_system(**OPTIONS) as system:
+            await system.run(PRICED, prompt=PROMPT, drafting=0.0)
+        guessed = [(num_tokens, num_drafts) for num_tokens, num_drafts, _ in noted if num_drafts]
+        assert guessed == [(5, 4)] * 19 + [(3, 2)]
+        assert all(waited_s > 0 for *_, waited_s in noted)
+
+    in_loop(scenario)
 
 
 PRICED = """

@@ -4,18 +4,20 @@ The paper's ReACT load at `--scale paper`: 128 agents at once, 8 calls of a tool
 The client keeps its connections, and the server's prefix cache is on. Cases `round_trip_ms=20/agents=N`: what a network
 takes there and back, which the client pays for each of its requests and a program once. `gain` is how many times as
 many agents a second are served as programs; `predicted_gain` is what arithmetic says, from the times without a network.
+With `--workers N` programs run in N processes, and control and engine in one of their own.
 """
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from loopwright.bench.opened import opened
+from loopwright.bench.opened import opened, opened_workers
 from loopwright.bench.rows import LATENCY_S, REQUESTS_PER_S, Metric, Row, case_name, measured
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.techniques.cases import Case, make_cases
-from loopwright.bench.techniques.suite import PEER, SIDES, Driver, Side, driving
+from loopwright.bench.techniques.suite import PEER, SIDES, Driver, Served, Side, driving
 
 ROUND_TRIPS_MS = (0, 20, 100)
 GAIN = Metric("gain", "×", lower_is_better=False)
@@ -39,7 +41,14 @@ class Elapsed:
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
     case = make_cases(options.scale or ("small" if options.device is None else "paper"))["react"]
-    async with opened(options, open_system, prefix_cache=True) as system, driving(system, [case]) as driver:
+    async with AsyncExitStack() as stack:
+        system: Served
+        if options.num_workers:
+            system = await stack.enter_async_context(opened_workers(options, prefix_cache=True))
+        else:
+            system = await stack.enter_async_context(opened(options, open_system, prefix_cache=True))
+        driver = await stack.enter_async_context(driving(system, [case]))
+        await warm_up(driver, case)
         found = {ms: await measure_at(driver, case, ms / 1e3, options.num_rounds) for ms in ROUND_TRIPS_MS}
     return Measured(rows=tuple(rows_of(case, found)), workload={})
 
@@ -47,10 +56,14 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
 SUITE = Suite(name=_SUITE, title="bench agents: ReACT as programs, and by clients at a distance", measure=measure)
 
 
+async def warm_up(driver: Driver, case: Case) -> None:
+    """A wave of each side, as large as those that are measured: connections, programs and steps of all sizes."""
+    for side in SIDES:
+        await driver.ask(case, side, case.num_requests)
+
+
 async def measure_at(driver: Driver, case: Case, round_trip_s: float, num_rounds: int) -> Elapsed:
     """Both sides, which take turns in who is first."""
-    for side in SIDES:
-        await driver.ask(case, side, 1, round_trip_s)  # warm-up
     elapsed_s: dict[Side, list[float]] = {side: [] for side in SIDES}
     for number in range(num_rounds):
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:

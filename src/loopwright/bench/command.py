@@ -24,6 +24,7 @@ from loopwright.core.model_info import WeightDtype
 from loopwright.weights.store import DUMMY
 
 ON_DEVICES = ("steps", "mechanisms", "agents")  # suites that can have a simulated device
+IN_PROCESSES = ("mechanisms", "agents")  # suites whose programs can run in processes of their own
 EngineDevice: TypeAlias = Literal["auto", "cpu", "cuda"]
 ENGINE_DEVICES: dict[str, EngineDevice] = {"cpu": "cpu", "cuda": "cuda"}  # of `--device`; the others are simulated
 WIDTH_OF_A_FILE = 160  # where nobody says how wide it is: a narrow table would cut its numbers
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the engine computes on; steps, mechanisms, agents: or this simulated device in place of an engine",
     )
     parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="mechanisms: programs run in N processes, not in this one"
+        "--workers", type=int, default=0, metavar="N", help="mechanisms, agents: programs run in N processes, not here"
     )
 
 
@@ -183,8 +184,10 @@ def _check_flags(request: BenchRequest) -> None:
         raise BadRequest(
             f"{request.suite} has no simulated device", hint=f"--device is for {', '.join(ON_DEVICES)}", field="device"
         )
-    if options.num_workers and request.suite != "mechanisms":
-        raise BadRequest(f"{request.suite} runs in one process", hint="--workers is for mechanisms", field="workers")
+    if options.num_workers and request.suite not in IN_PROCESSES:
+        raise BadRequest(
+            f"{request.suite} runs in one process", hint=f"--workers is for {', '.join(IN_PROCESSES)}", field="workers"
+        )
     if options.num_requests is not None:
         if request.suite != "techniques":
             raise BadRequest(

@@ -22,7 +22,7 @@ from loopwright.bench.sessions import Caller, by_sampler, by_segment, by_streami
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
 from loopwright.bench.together import all_of
 from loopwright.core.clock import Clock, SystemClock
-from loopwright.core.errors import BadRequest, InternalError
+from loopwright.core.errors import InternalError
 from loopwright.core.runs import Runs, RunSpec
 
 TPOT_MS = Metric("tpot_ms", "ms", lower_is_better=True)
@@ -71,13 +71,11 @@ class Load:
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
-    if options.device and options.num_workers:
-        raise BadRequest("a simulated device is in this process", hint="leave out --workers", field="workers")
     load = Load(num_rounds=options.num_rounds)
     values: dict[str, list[float]] = {}
     if options.num_workers:  # first: what they take of a device ends with their process
-        async with opened_workers(options) as runs:
-            values |= await tpots_s(program_side(runs, load), SystemClock(), load)
+        async with opened_workers(options) as workers:
+            values |= await tpots_s(program_side(workers.runs, load), SystemClock(), load)
     async with opened(options, open_system) as system:
         values = await tpots_s(engine_side(system, load), SystemClock(), load) | values
         if not options.num_workers:

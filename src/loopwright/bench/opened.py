@@ -5,6 +5,7 @@ measures. Used by suites that can do with either.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from loopwright.bench.devices import DEVICES
 from loopwright.bench.suite import OpenSystem, Options, StepsAheadOption, System
@@ -12,6 +13,7 @@ from loopwright.compose.config import Config, EngineConfig
 from loopwright.compose.device_system import open_device_system
 from loopwright.compose.system import open_system, prepare
 from loopwright.control.config import ControlConfig
+from loopwright.core.errors import BadRequest
 from loopwright.core.runs import Runs
 from loopwright.weights import store
 
@@ -33,10 +35,26 @@ async def opened(
             yield device_system
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """A system of several processes, as far as a suite sees it."""
+
+    runs: Runs
+
+    @property
+    def control(self) -> Runs:
+        """For what it counts."""
+        return self.runs
+
+
 @asynccontextmanager
-async def opened_workers(options: Options) -> AsyncIterator[Runs]:
-    """The model of the options in a process of its own, and programs in `num_workers` others."""
-    config = Config(model=options.model, processes=1 + options.num_workers, control=ControlConfig(prefix_cache=False))
+async def opened_workers(options: Options, *, prefix_cache: bool = False) -> AsyncIterator[Workers]:
+    """The model of the options in a process of its own, and programs in `num_workers` others. Raises BadRequest for a
+    simulated device."""
+    if options.device:
+        raise BadRequest("a simulated device is in this process", hint="leave out --workers", field="workers")
+    control = ControlConfig(prefix_cache=prefix_cache)
+    config = Config(model=options.model, processes=1 + options.num_workers, control=control)
     prepared = await asyncio.to_thread(prepare, config, store.no_progress)
     async with open_system(config, prepared) as system:
-        yield system.runs
+        yield Workers(system.runs)

@@ -4,7 +4,9 @@ Run by `command`. Cases: `rows=N`, a step of N segments (aim: 60 µs + 2 µs a r
 more tokens; `run=segment`, what a run of one segment takes beside its steps; `added=KIND`, what each further row of a
 step costs the host if it is of that kind; `engine=sampler`, what a row's sampler takes the real engine: the others
 leave it out; `context=N`, a call of one token in a context of so many; `live=896`, a call that control answers
-while so many programs do nothing (aim: 40 µs); `…/state=busy`, while each of them has a segment running.
+while so many programs do nothing (aim: 40 µs); `…/state=busy`, while each of them has a segment running;
+`measured=256`, what the metrics add to a step of so many segments, in turns with one that nobody measures (aim: 1 % of
+the step that an H200 takes for them). Spans are made when a run is over, so they add nothing to its steps.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
+from loopwright.bench.devices import DEVICES
 from loopwright.bench.rows import CALL_US, ROW_US, STEP_US, Metric, Row, case_name, measured
 from loopwright.bench.sessions import (
     QUEUE,
@@ -34,6 +37,7 @@ from loopwright.core.calls import AllocatePages, CreateQueue, FreePages
 from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.control import Control
 from loopwright.core.ids import PageName
+from loopwright.core.instrument import Meter
 from loopwright.core.step_costs import StepCosts
 
 Program: TypeAlias = Callable[[Caller, int], Awaitable[None]]
@@ -64,9 +68,12 @@ NUM_ENGINE_STEPS = 16
 VOCAB_SIZE = 49_152  # of the engine's model: the default model's
 NUM_LIVE = 896
 NUM_CALLS = 2000
+NUM_TURNS = 4  # in each round, of steps that are measured and of steps that are not
 NUM_BUSY_CALLS = 200  # there may be a step of all programs between two of them
 
 OWN_PAGE = PageName(1 << 20)  # no segment grows so far
+
+STEP_PERCENT = Metric("step_percent", "% of a step", lower_is_better=True)
 
 _SUITE = "overhead"
 _CONFIG = ControlConfig(max_batch_rows=1024, max_batch_tokens=8192)
@@ -88,6 +95,7 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
         contexts: dict[int, list[float]] = {num: [] for num in CONTEXTS}
         calls_s: list[float] = []
         busy_s: list[float] = []
+        metrics_s: list[float] = []
         for _ in range(num_rounds):
             for (kind, num_rows), values in costs.items():
                 values.append(await step_s(control, clock, KINDS[kind], num_rows, num_steps))
@@ -95,6 +103,7 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
                 values_s.append(await context_s(control, clock, num_tokens))
             calls_s.append(await call_s(control, clock, NUM_LIVE))
             busy_s.append(await call_s(control, clock, NUM_LIVE, NUM_BUSY_CALLS, is_busy=True))
+            metrics_s.append(await metrics_s_of(clock, num_steps))
     rows = [_row(STEP_US, [one.step_s for one in costs["segment", num]], rows=num) for num in NUM_ROWS]
     for kind in KINDS:
         pairs = zip(costs[kind, 1], costs[kind, NUM_ROWS_ADDED], strict=True)
@@ -104,7 +113,13 @@ async def measure_overhead(clock: Clock, num_rounds: int, num_steps: int = NUM_S
     rows.append(_row(CALL_US, [one.run_s for one in costs["segment", NUM_ROWS_ADDED]], run="segment"))
     rows += [_row(CALL_US, contexts[num], context=num) for num in CONTEXTS]
     rows.append(_row(CALL_US, calls_s, live=NUM_LIVE))
-    return [*rows, _row(CALL_US, busy_s, live=NUM_LIVE, state="busy")]
+    rows.append(_row(CALL_US, busy_s, live=NUM_LIVE, state="busy"))
+    shares = [100 * one_s / DEVICES["h200"].rows_s(NUM_ROWS_ADDED) for one_s in metrics_s]
+    return [
+        *rows,
+        _row(STEP_US, metrics_s, measured=NUM_ROWS_ADDED),
+        measured(_SUITE, case_name(measured=NUM_ROWS_ADDED), STEP_PERCENT, shares),
+    ]
 
 
 def _row(metric: Metric, values_s: Sequence[float], **case: str | int) -> Row:
@@ -139,6 +154,21 @@ async def _run_all(control: Control, program: Program, num_rows: int, num_tokens
             await program(caller, num_tokens)
 
     await all_of(run(index) for index in range(num_rows))
+
+
+async def metrics_s_of(clock: Clock, num_steps: int, num_rows: int = NUM_ROWS_ADDED) -> float:
+    """Seconds that a step of so many segments takes longer if it is measured, and the metrics are asked for once."""
+    step_s_of: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(2 * NUM_TURNS):
+        is_measured = turn % 4 in (1, 2)  # each goes first as often as the other
+        meter = Meter({"model": "simulated"}) if is_measured else None
+        async with open_simulation(StepCosts(((1, 0.0),)), clock, _CONFIG, meter=meter) as simulation:
+            cost = await step_s(simulation.control, clock, by_segment, num_rows, num_steps)
+            started_s = clock.now_s()
+            await simulation.control.metrics()
+            told_s = clock.now_s() - started_s if is_measured else 0.0
+            step_s_of[is_measured].append(cost.step_s + told_s / num_steps)
+    return median(step_s_of[True]) - median(step_s_of[False])
 
 
 async def sampler_s(clock: Clock, num_steps: int, num_rows: int = NUM_ENGINE_ROWS) -> float:

@@ -97,7 +97,7 @@ class Options:
     num_requests: int | None = None  # for the techniques suite: so many at once; None is the scale's own number
     plot: Path | None = None  # for the growth suite: also draw it there
     device: str | None = None  # for the steps, mechanisms and agents suites: this simulated device, and no engine
-    num_workers: int = 0  # for the mechanisms suite: programs run in so many processes
+    num_workers: int = 0  # for the mechanisms and agents suites: programs run in so many processes
 
 
 DEFAULT_OPTIONS = Options()

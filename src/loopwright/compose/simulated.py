@@ -12,6 +12,7 @@ from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
 from loopwright.core.clock import Clock
 from loopwright.core.executor import EngineShape
+from loopwright.core.instrument import Meter
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.step_costs import StepCosts
 from loopwright.engine.simulated import SimulatedExecutor
@@ -36,7 +37,11 @@ class Simulation:
 
 @asynccontextmanager
 async def open_simulation(
-    costs: StepCosts, clock: Clock, config: ControlConfig | None = None, shape: EngineShape = SHAPE
+    costs: StepCosts,
+    clock: Clock,
+    config: ControlConfig | None = None,
+    shape: EngineShape = SHAPE,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Simulation]:
     """Serves until the end, on the running loop, whose clock is `clock`. Checks at the end that nothing leaked."""
     loop = asyncio.get_running_loop()
@@ -45,7 +50,7 @@ async def open_simulation(
         return loop.call_later(delay_s, callback)
 
     device = SimulatedExecutor(shape, costs, call_later)
-    controller = Controller(device, (), _INFO, clock, config or ControlConfig())
+    controller = Controller(device, (), _INFO, clock, config or ControlConfig(), meter=meter)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(controller.serve())
         try:

@@ -5,6 +5,7 @@ why it cannot, and ends when its standard input closes. Never reads it.
 """
 
 import asyncio
+import gc
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ from loopwright.compose.one_error import one_error
 from loopwright.compose.otel_spans import open_spans
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
 from loopwright.core.errors import LoopwrightError
+from loopwright.core.no_collecting import collect_seldom
 from loopwright.runtime.served_models import ServedModel
 from loopwright.runtime.toolbox import open_toolbox
 from loopwright.transport.addresses import socket_address
@@ -45,6 +47,7 @@ LOAD_S = 3600.0  # how long a model may take to load; the parent watches whether
 
 def main() -> int:
     """Serves until told to stop. Returns the exit status."""
+    collect_seldom()
     name, folder, config_text = sys.argv[1:4]
     config = msgspec.json.decode(config_text.encode(), type=Config)
     open_log(config.log)
@@ -69,6 +72,7 @@ async def _serve(name: str, folder: Path, config: Config) -> None:
                 server = await _model_server(stack, name, folder, config)
             else:
                 server = await _runtime_server(stack, name, folder, config)
+            gc.freeze()  # what is there now stays: a step of hundreds of rows need not wait until it is looked through
             await server.serve(lambda: _print_ready(Ready()))
 
 

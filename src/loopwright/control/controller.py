@@ -163,16 +163,18 @@ class Controller:
 
     async def _serve(self) -> None:
         submitted: deque[tuple[Batch, Future[StepResult]]] = deque()
-        idle_from_s = self._clock.now_s()  # since when the engine had nothing, or this step alone
+        idle_from_s = self._clock.now_s()  # since when the engine has nothing but the first of these
+        waited_s = 0.0  # how long it had nothing before that
         while True:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
                 await self._wait_for_change(hold_s)
                 continue
-            while len(submitted) < self._max_running and (batch := self._formed()) is not None:
-                if not submitted:
-                    idle_from_s = self._clock.now_s()
-                submitted.append((batch, self._submitted(batch)))
+            was_idle = not submitted
+            self._submit_all(submitted)
+            if was_idle and submitted:
+                waited_s = self._clock.now_s() - idle_from_s
+                idle_from_s += waited_s
             self._calls.decoded.tell()  # of the step before
             if not submitted:
                 await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
@@ -181,18 +183,30 @@ class Controller:
             try:
                 result = await result_of(running)
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
-                taken_s = self._clock.now_s() - idle_from_s
-                logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, taken_s, error)
+                ended_s = self._clock.now_s()
+                logger.error("a step of %d rows failed after %.3f s: %s", batch.num_rows, ended_s - idle_from_s, error)
                 self.fail_step(error)
             else:
-                busy_s = self._clock.now_s() - idle_from_s
-                self._counts.busy_s += busy_s
-                self._arrivals.step_over(busy_s)
-                self._step_times.note(batch.num_tokens, busy_s)
-                self._pace.note(batch.num_tokens - batch.num_long_tokens, batch.num_long_tokens, busy_s)
-                self._observer.step_ran(busy_s)
+                ended_s = self._clock.now_s()
+                if not submitted and not self._hold_s():
+                    self._submit_all(submitted)  # who came while it ran need not wait until its result is taken
+                self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
-            idle_from_s += self._clock.now_s() - idle_from_s
+            waited_s, idle_from_s = 0.0, ended_s if submitted else self._clock.now_s()
+
+    def _submit_all(self, submitted: deque[tuple[Batch, Future[StepResult]]]) -> None:
+        """Adds steps, as many as the engine takes and as can be formed now."""
+        while len(submitted) < self._max_running and (batch := self._formed()) is not None:
+            submitted.append((batch, self._submitted(batch)))
+
+    def _note_step(self, batch: Batch, busy_s: float, waited_s: float) -> None:
+        """The engine had this step alone for so long, and before it nothing for so long."""
+        self._counts.busy_s += busy_s
+        self._arrivals.step_over(busy_s)
+        num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
+        self._step_times.note(num_tokens, busy_s, batch.num_drafts, waited_s)
+        self._pace.note(num_tokens - num_long, num_long, busy_s)
+        self._observer.step_ran(busy_s)
 
     def schedule(self) -> Batch | None:
         """The next batch, which is running from now on; None if nothing can run, or can run ahead of what runs."""
@@ -317,7 +331,7 @@ class Controller:
         if step is None:
             return None
         self._take_unrunnable(step)
-        return self._started(step)
+        return None if step.is_empty else self._started(step)
 
     def _take_compiled(self) -> None:
         """Calls whose grammars are compiled now."""

@@ -107,18 +107,18 @@ class Scheduler:
         something of it could go on only when its result is here: then that would miss a step."""
         self._decoding.end_known()
         going = running.going_on()
-        if going is None or not (self._decoding or going) or self.suspended or running.private:
+        if going is None or self.suspended or running.private:
             return None
         num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
+        if not (self._decoding or going or num_short or self._light or self._long):
+            return None
         if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:
             return None  # they take turns
         if not self._grow_ahead(going):
             return None
         step = Step(self._resources.shape.block_size, self._decoding, running)
-        for call, source in going.items():
-            feed = call.work
-            assert isinstance(feed, SegmentFeed)
-            if feed.outlook == "steady":
+        for call, (source, feed, is_steady) in going.items():
+            if is_steady:
                 self._decoding.join(call, num_unknown=1)
                 step.joined_decoding.append(call)
             else:

@@ -6,6 +6,7 @@ Filled by the scheduler, turned into a batch when it begins, and asked by the co
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from typing import NamedTuple
 
 from loopwright.control.decoding import NO_DECODE_STEP, DecodeGroup, DecodeStep
 from loopwright.control.feeds import Feed
@@ -15,6 +16,15 @@ from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv
 from loopwright.core.errors import LoopwrightError
+
+
+class GoingOn(NamedTuple):
+    """A segment whose next row has a row of the running step as its source: the place of that, and whether the segment
+    is one of the decode group's from then on."""
+
+    source: int
+    feed: SegmentFeed
+    is_steady: bool
 
 
 @dataclass(slots=True)
@@ -94,10 +104,10 @@ class Step:
         places = {call: place for place, call in enumerate(self.joined, start=1)}
         return sorted(pairs, key=lambda pair: places.get(pair[0], 0))
 
-    def going_on(self) -> dict[OpenCall, int] | None:
-        """The calls, beside the decode rows, that go on with what the step samples, by the place of their rows in it;
-        while it runs. None if one goes on with more than that."""
-        going: dict[OpenCall, int] = {}
+    def going_on(self) -> dict[OpenCall, GoingOn] | None:
+        """The calls, beside the decode rows, that go on with what the step samples; while it runs. None if one goes on
+        with more than that."""
+        going: dict[OpenCall, GoingOn] = {}
         for place, call in enumerate(self.rows, start=len(self.decoded)):
             feed = call.work
             if call.is_over or call.inbox.is_closed:
@@ -105,10 +115,11 @@ class Step:
             if call.restoring is not None or not isinstance(feed, Feed) or not feed.is_through:
                 return None
             if isinstance(feed, SegmentFeed):
-                if feed.outlook == "unknown":
+                outlook = feed.outlook
+                if outlook == "unknown":
                     return None
-                if feed.outlook in ("steady", "row"):
-                    going[call] = place
+                if outlook in ("steady", "row"):
+                    going[call] = GoingOn(place, feed, outlook == "steady")
         return going
 
     def give_up_ahead(self) -> None:

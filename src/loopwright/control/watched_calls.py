@@ -55,9 +55,11 @@ class WatchedCalls:
         if feed.has_run_many:
             self._resources.record(call)
         if not is_interrupted:
-            self._resources.shrink(call)
+            if feed.has_shrunk:
+                self._resources.shrink(call)
             self._resources.slide(call)
-            self._end_if_settled(call, feed)
+            if feed.has_shrunk:
+                self._end_if_settled(call, feed)
         if (progress := feed.progress()) is not None:
             call.inbox.put(Completion(call.call_id, progress))
         if is_interrupted:

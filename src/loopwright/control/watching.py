@@ -72,6 +72,11 @@ class WatchedFeed(SegmentFeed):
         return has_ended and self._rollback is None and self._num_acknowledged == len(self.tokens)
 
     @property
+    def has_shrunk(self) -> bool:
+        """Whether the row that ran last left it with less than it would have had if its token went on."""
+        return not self.sampled or self._is_ended or self._error is not None
+
+    @property
     def error(self) -> ErrorInfo | None:
         return self._error
 

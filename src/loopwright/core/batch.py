@@ -158,6 +158,11 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(num for row in self.rows if (num := row.num_tokens) > 1)
 
     @property
+    def num_drafts(self) -> int:
+        """Tokens that programs guessed."""
+        return sum(row.num_drafts for row in self.rows if not row.are_drafts_forced)
+
+    @property
     def all_rows(self) -> Sequence[ForwardRow]:
         """The decode rows, and behind them the others."""
         return [*self.decodes.rows(), *self.rows]

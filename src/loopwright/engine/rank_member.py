@@ -20,6 +20,7 @@ import torch
 
 from loopwright.core.batch import Batch
 from loopwright.core.errors import InternalError, LoopwrightError
+from loopwright.core.no_collecting import collect_seldom
 from loopwright.engine.cuda.choice import DeviceChoice
 from loopwright.engine.cuda.executor import device_runner, room_for
 from loopwright.engine.loaded_model import LoadedModel
@@ -47,6 +48,7 @@ Do = Callable[[Batch], object]
 
 def main() -> None:
     """Serves until told to stop."""
+    collect_seldom()
     settings = msgspec.json.decode(sys.argv[1], type=RankSettings)
     lines = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no line of ours

@@ -89,10 +89,8 @@ def check_row(row: ForwardRow, shape: EngineShape) -> None:
             field="kv_len",
         )
     _check_ids("block_ids", row.block_ids, shape.num_blocks, InternalError)
-    _check_ids("input_slots", row.input_slots, shape.num_slots, InternalError)
-    _check_ids("output_slots", row.output_slots, shape.num_slots, InternalError)
-    if len(row.output_slots) > num_tokens:
-        raise BadRequest(f"{len(row.output_slots)} outputs are asked of {num_tokens} tokens", field="outputs")
+    if row.input_slots or row.output_slots:
+        _check_slots(row, shape)
     if row.mask is not None:
         _check_mask(row.mask, row.kv_len, num_tokens)
     if not 0 <= row.num_drafts < num_tokens or (row.num_drafts and (row.sampling is None or row.input_slots)):
@@ -100,10 +98,18 @@ def check_row(row: ForwardRow, shape: EngineShape) -> None:
             f"{row.num_drafts} drafts among {num_tokens} inputs; they need a token before them, and sampling",
             field="num_drafts",
         )
-    _check_ids("generated", row.generated, shape.vocab_size, BadRequest)
+    if row.generated:
+        _check_ids("generated", row.generated, shape.vocab_size, BadRequest)
     _check_questions(row.distributions, row.sampling, num_tokens, shape.vocab_size)
     if row.allowed_bits is not None and not int.from_bytes(row.allowed_bits, "little") % (1 << shape.vocab_size):
         raise InternalError("the row's bits allow no token", field="allowed_bits")
+
+
+def _check_slots(row: ForwardRow, shape: EngineShape) -> None:
+    _check_ids("input_slots", row.input_slots, shape.num_slots, InternalError)
+    _check_ids("output_slots", row.output_slots, shape.num_slots, InternalError)
+    if len(row.output_slots) > row.num_tokens:
+        raise BadRequest(f"{len(row.output_slots)} outputs are asked of {row.num_tokens} tokens", field="outputs")
 
 
 def check_head(row: HeadRow, shape: EngineShape) -> None:
@@ -120,16 +126,23 @@ def _check_questions(
             raise BadRequest(f"index {request.index} is outside a row of {num_tokens} tokens", field="index")
         if not 1 <= request.k <= vocab_size:
             raise BadRequest(f"k is {request.k}; the vocabulary has {vocab_size}", field="k")
-        _check_ids("must_include", request.must_include, vocab_size, BadRequest)
+        if request.must_include:
+            _check_ids("must_include", request.must_include, vocab_size, BadRequest)
         _check_allowed(request.allowed, vocab_size)
     if sampling is None:
         return
-    _check_ids("logit_bias", list(sampling.logit_bias), vocab_size, BadRequest)
-    if not all(abs(bias) < 1e30 for bias in sampling.logit_bias.values()):
-        raise BadRequest("a logit bias is not a finite number below 1e30", field="logit_bias")
+    if sampling.logit_bias:
+        _check_ids("logit_bias", list(sampling.logit_bias), vocab_size, BadRequest)
+        if not all(abs(bias) < 1e30 for bias in sampling.logit_bias.values()):
+            raise BadRequest("a logit bias is not a finite number below 1e30", field="logit_bias")
+    if sampling.seen or sampling.generated:
+        _check_written(sampling, vocab_size)
+    _check_allowed(sampling.allowed, vocab_size)
+
+
+def _check_written(sampling: Sampling, vocab_size: int) -> None:
     _check_ids("seen", sampling.seen, vocab_size, BadRequest)
     _check_ids("generated", sampling.generated, vocab_size, BadRequest)
-    _check_allowed(sampling.allowed, vocab_size)
 
 
 def _check_allowed(allowed: Sequence[int] | None, vocab_size: int) -> None:
@@ -153,6 +166,9 @@ def _check_mask(mask: Sequence[Visibility], kv_len: int, num_tokens: int) -> Non
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int, error: type[LoopwrightError]) -> None:
-    if ids and not 0 <= min(ids) <= max(ids) < limit:
+    if not ids:
+        return
+    ends = (ids[0], ids[-1]) if isinstance(ids, range) else ids  # a prompt's positions are thousands
+    if not 0 <= min(ends) <= max(ends) < limit:
         wrong = next(one for one in ids if not 0 <= one < limit)
         raise error(f"{field}: {wrong} is outside 0 … {limit - 1}", field=field)

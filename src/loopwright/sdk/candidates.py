@@ -5,7 +5,8 @@ Called by Context, with its TokenLog and ContextKv.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.distribution import Distribution
@@ -13,16 +14,25 @@ from loopwright.sdk.errors import BadRequest, LoopwrightError
 from loopwright.sdk.token_log import TokenLog
 from loopwright.sdk.turn import Score
 
+MAX_FORKS_SCORED = 32
+"""Candidates that are scored at once: each holds pages of its own meanwhile."""
 
-async def scored(kv: ContextKv, forks: Sequence[ContextKv], candidates: Sequence[Sequence[int]]) -> list[Score]:
-    """Of candidates that share their batches. `forks` have the tokens of the filled `kv`, and no KV yet."""
-    scoring = (_scored(kv, fork, ids) for fork, ids in zip(forks, candidates, strict=True))
-    found = await asyncio.gather(*scoring, return_exceptions=True)  # all are over when their pages are freed
+Siblings: TypeAlias = Callable[[int], AbstractContextManager[list[ContextKv]]]
+"""So many with the tokens of a context and no KV yet, which are gone at its end."""
+
+
+async def scored(kv: ContextKv, siblings: Siblings, candidates: Sequence[Sequence[int]]) -> list[Score]:
+    """How probable each is behind the filled `kv`; they share their batches."""
     scores: list[Score] = []
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-        scores.append(one)
+    for first in range(0, len(candidates), MAX_FORKS_SCORED):
+        some = candidates[first : first + MAX_FORKS_SCORED]
+        with siblings(len(some)) as forks:
+            scoring = (_scored(kv, fork, ids) for fork, ids in zip(forks, some, strict=True))
+            found = await asyncio.gather(*scoring, return_exceptions=True)  # all are over when their pages are freed
+            for one in found:
+                if isinstance(one, BaseException):
+                    raise one
+                scores.append(one)
     return scores
 
 

@@ -5,7 +5,8 @@ method costs.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -13,14 +14,12 @@ from loopwright.sdk.candidates import picked_of, scored
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.context_segments import ContextSegments
 from loopwright.sdk.distribution import Distribution
-from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.grammar import Grammar
 from loopwright.sdk.options import GenerateOptions, SamplingOptions, SegmentOptions
 from loopwright.sdk.output import Show
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_state import run_state
 from loopwright.sdk.segment import TokenStream
-from loopwright.sdk.segment_options import take_untraceable
 from loopwright.sdk.spans import Span, minus, spans_of
 from loopwright.sdk.token_log import TokenLog
 from loopwright.sdk.tool_calls import tool_use
@@ -31,9 +30,6 @@ from loopwright.sdk.turn import Score, ToolCall, Turn, Verified
 from loopwright.sdk.turnstile import Turnstile
 from loopwright.sdk.views import Provenance
 from loopwright.sdk.watching import Watched
-
-MAX_FORKS_SCORED = 32
-"""Candidates that `score` runs at once: each holds pages of its own meanwhile."""
 
 
 class Context:
@@ -161,11 +157,7 @@ class Context:
         with self._turnstile:
             if use is not None:
                 return use.read(await self._segments.whole(emit=emit, options=options, use=use))
-            if await take_untraceable(options, self._run, self._queue.model):
-                if isinstance(emit, Show):
-                    raise BadRequest("emit: of a sampler that runs as Python only the text can be shown", field="emit")
-                return await self._segments.generate_token_by_token(options | ({"emit": True} if emit else {}))
-            return await self._segments.whole(emit=emit, options=options)
+            return await self._segments.generated(emit=emit, options=options)
 
     @overload
     def stream(
@@ -195,12 +187,12 @@ class Context:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
-        first that appears), stop_tokens (ids that end it, beside the model's own), repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias {id: bias}, allowed (only these ids), temperature (0 is greedy),
-        top_k, typical_p, top_p, min_p, seed, logprobs ("raw" or "processed"), top_logprobs (how many), stop_entropy
-        (ends before a token in whose place the model's entropy, in nats, is higher), ignore_eos (go on past the end of
-        the turn), grammar (what the text must be, as a whole: see `json_schema`, `regex`, `lark`, `choice`).
-        docs/sampling.md says what each does.
+        first that appears), until (one more, which the context has behind the text, whatever ended it), stop_tokens
+        (ids that end it, beside the model's own), repetition_penalty, presence_penalty, frequency_penalty, logit_bias
+        {id: bias}, allowed (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs
+        ("raw" or "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the model's
+        entropy, in nats, is higher), ignore_eos (go on past the end of the turn), grammar (what the text must be, as a
+        whole: see `json_schema`, `regex`, `lark`, `choice`). docs/sampling.md says what each does.
 
         `sampler` is a function of the program that chooses each token, written with `tensor`, and `state` what it
         carries from one to the next: docs/samplers.md. With `sampler_fallback`, `generate` runs one that cannot be
@@ -254,13 +246,14 @@ class Context:
         began at token number `since`, and the tokens that end a turn where that text is whole. `allowed_mass` is what
         those had before. `entropy` and `logits` ask for those too."""
         with self._turnstile:
-            await self._segments.prepare(opens_turn=True)
-            request = {"k": k, "must_include": list(must_include), "entropy": entropy, "logits": logits}
+            asked: dict[str, Any] = {"k": k}
+            if must_include:
+                asked["must_include"] = list(must_include)
             if allowed is not None:
-                request["allowed"] = list(allowed)
-            held = None if grammar is None else await self._segments.held(grammar, since)
-            payload = await self._kv.ask([], distributions=[request], held=held)
-            return Distribution(payload["distributions"][0])
+                asked["allowed"] = list(allowed)
+            if entropy or logits:
+                asked |= {"entropy": entropy, "logits": logits}
+            return await self._segments.distribution(asked, grammar, since)
 
     async def score(self, candidates: Sequence[str | Sequence[int]]) -> list[Score]:
         """The exact log-probability of each candidate, text or ids, as what follows. The context stays as it is.
@@ -270,16 +263,7 @@ class Context:
             await self._segments.prepare(opens_turn=True)
             ids = [await self._log.ids_of(one) if isinstance(one, str) else list(one) for one in candidates]
             await self._kv.fill()
-            scores: list[Score] = []
-            for first in range(0, len(ids), MAX_FORKS_SCORED):
-                some = ids[first : first + MAX_FORKS_SCORED]
-                forks = [self._sibling() for _ in some]
-                try:
-                    scores += await scored(self._kv, [fork._kv for fork in forks], some)
-                finally:
-                    for fork in forks:
-                        fork.close()
-            return scores
+            return await scored(self._kv, self._siblings, ids)
 
     async def append_scored(self, tokens: Sequence[int], k: int = 1, *, ranks: bool = False) -> list[Distribution]:
         """Adds token ids, and says for each which distribution it was found in: the k most probable of its place, and
@@ -298,20 +282,15 @@ class Context:
         the same tokens as without drafts, greedy or with any seed. Sampling options as for `stream`. With `proposes`,
         the answer also says what the model finds most probable after each draft, the rejected ones included."""
         with self._turnstile:
-            await self._segments.prepare(opens_turn=True)
-            options = self._segments.sampling({**sampling}, (await self._run.description(self._queue.model))["seed"])
-            verified = Verified.from_payload(await self._kv.ask(list(drafts), proposes=proposes, sampling=options))
-            await self._log.transcribe(verified.tokens)
-            self._log.extend_written(verified.tokens)
-            return verified
+            return await self._segments.verified(list(drafts), {**sampling}, proposes=proposes)
 
     async def choose(self, options: Sequence[str], **sampling: Unpack[SamplingOptions]) -> str:
         """Lets the model write one of the options and returns it. None may begin another, in tokens."""
         with self._turnstile:
             await self._segments.prepare(opens_turn=True)
             ids = [tuple(await self._log.ids_of(option)) for option in options]
-            run_seed = (await self._run.description(self._queue.model))["seed"]
-            picked = await picked_of(ids, self._log, self._kv, lambda: self._segments.sampling({**sampling}, run_seed))
+            seed = await self._segments.run_seed()
+            picked = await picked_of(ids, self._log, self._kv, lambda: self._segments.sampling({**sampling}, seed))
             self._log.transcript.write(options[ids.index(picked)])
             return options[ids.index(picked)]
 
@@ -412,3 +391,13 @@ class Context:
         sibling = Context(priority=self._priority, model=self._queue.model)
         sibling._hold(self._log.copy())
         return sibling
+
+    @contextmanager
+    def _siblings(self, num: int) -> Iterator[list[ContextKv]]:
+        """The KV of so many, which are gone afterwards."""
+        forks = [self._sibling() for _ in range(num)]
+        try:
+            yield [fork._kv for fork in forks]
+        finally:
+            for fork in forks:
+                fork.close()

@@ -39,17 +39,19 @@ class ContextKv:
     async def ask(self, drafts: list[int], *, proposes: bool = False, **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
         """Runs what is needed to say what follows the last token, and then the drafts. With `proposes`, distributions
         come too: the most probable token after each draft."""
-        await self.slide()
-        end = len(self._log)
-        needed = self._needed_to_ask()
-        if size_of(needed) > MAX_TOKENS_AT_ONCE and self.views.has_window:
-            needed = await self._up_to_last(needed)
-        run = spans_of([*needed, (end, end + len(drafts))])
+        tokens, mask = self._log.tokens, None
+        first = self.pages.first_missing(len(tokens) - 1) if self.views.is_plain else None
+        if first is not None:
+            run: Spans = ((first, len(tokens) + len(drafts)),)
+        else:
+            run = await self._run_to_ask(len(drafts))
+            mask = self.views.mask(self.pages.layout, run)
         if proposes:
             first = size_of(run) - len(drafts)
             outputs["distributions"] = [{"index": first + place, "k": 1} for place in range(len(drafts))]
-        mask = self.views.mask(self.pages.layout, run)
-        return await self.pages.forward([*self._log.tokens, *drafts], run, len(drafts), mask=mask, **outputs)
+        if drafts:
+            tokens = [*tokens, *drafts]
+        return await self.pages.forward(tokens, run, len(drafts), mask=mask, **outputs)
 
     async def score(self, tokens: list[int], k: int, *, ranks: bool = False) -> list[Payload]:
         """Adds tokens to the log, and says for each in which distribution it was found. Distributions of a few places
@@ -139,6 +141,15 @@ class ContextKv:
     @property
     def _wanted(self) -> Spans:
         return self.views.asked_by(len(self._log))
+
+    async def _run_to_ask(self, num_drafts: int) -> Spans:
+        """What must run to say what follows, and the drafts."""
+        await self.slide()
+        end = len(self._log)
+        needed = self._needed_to_ask()
+        if size_of(needed) > MAX_TOKENS_AT_ONCE and self.views.has_window:
+            needed = await self._up_to_last(needed)
+        return spans_of([*needed, (end, end + num_drafts)])
 
     async def _up_to_last(self, run: Spans) -> Spans:
         """Runs all but the last token, which is left, and keeps only what that one sees."""

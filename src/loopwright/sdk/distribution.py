@@ -1,8 +1,8 @@
 """A next-token distribution as the engine reports it. Never asks for one. Returned by `Context.next_dist`."""
 
-import base64
 import math
 from array import array
+from binascii import a2b_base64
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -27,17 +27,17 @@ class Distribution:
     vocabulary, by id) are None unless asked for; so are `ranks`, where 1 is the most probable of all."""
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self.ids = array("i", base64.b64decode(data["ids"]))
-        self.logprobs = array("f", base64.b64decode(data["logprobs"]))
+        self.ids = array("i", a2b_base64(data["ids"]))
+        self.logprobs = array("f", a2b_base64(data["logprobs"]))
         self.covered: float = data["covered"]
         self.tail_mass: float = data["tail_mass"]
         self.truncated: bool = data["truncated"]
         self.entropy: float | None = data.get("entropy")
         self.allowed_mass: float | None = data.get("allowed_mass")
         logits = data.get("logits")
-        self.logits = None if logits is None else array("f", base64.b64decode(logits))
+        self.logits = None if logits is None else array("f", a2b_base64(logits))
         ranks = data.get("ranks")
-        self.ranks = None if ranks is None else array("i", base64.b64decode(ranks))
+        self.ranks = None if ranks is None else array("i", a2b_base64(ranks))
 
     def __repr__(self) -> str:
         """The most probable tokens with their probabilities, how many are listed, and the mass of the rest."""

@@ -33,6 +33,7 @@ class SegmentOptions(SamplingOptions, total=False):
 
     max_tokens: int | None
     stop: str | Sequence[str]
+    until: str | None
     stop_tokens: Sequence[int]
     stop_entropy: float | None
     ignore_eos: bool

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.sdk.errors import LoopwrightError
+from loopwright.sdk.port import kept, lasting
 from loopwright.sdk.resources import Queue
 from loopwright.sdk.run_state import RunState
 from loopwright.sdk.spans import Span, Spans, common, minus, numbers, size_of, spans_of
@@ -38,6 +39,7 @@ class PageList:
         self._shared: set[int] = set()  # names that another context has, or had, a name for too: never written
         self._unsettled: asyncio.Future[Payload] | None = None
         self._is_closed = False
+        self._page_size = 0  # until it is known
 
     @property
     def kv_len(self) -> int:
@@ -61,27 +63,39 @@ class PageList:
             if start < end - 1:
                 self.layout.append((start, end - 1))
 
+    def first_missing(self, last: int) -> int | None:
+        """The first token without KV, up to token `last`, whose place may be written again; None if the pages do not
+        hold just the first tokens in their order, and none behind `last`."""
+        layout = self.layout
+        if last < 0 or len(layout) > 1 or (layout and (layout[0][0] or layout[0][1] > last + 1)):
+            return None
+        if layout and layout[0][1] > last:
+            self.cut_last(last)
+        return layout[0][1] if layout else 0
+
     async def forward(self, tokens: Sequence[int], run: Spans, num_drafts: int = 0, **outputs: Any) -> Payload:  # noqa: ANN401 (JSON)
         """Runs the tokens that `run` names, which have no KV, and appends theirs. `tokens` are the whole context, with
         the drafts at its end, which `run` names too."""
-        await self.settled()
-        num_pages = -(-(self.kv_len + size_of(run)) // await self.page_size())
+        if self._unsettled is not None:
+            await self.settled()
+        kv_len = self.kv_len
+        num_pages = -(-(kv_len + size_of(run)) // (self._page_size or await self.page_size()))
         grow_from = self._run.take_names(max(num_pages - len(self.names), 0))
         future = self._queue.forward_text(
-            pages=list(self.names),
+            pages=self.names,
             grow_from=grow_from,
-            kv_len=self.kv_len,
+            kv_len=kv_len,
             tokens=[token for start, end in run for token in tokens[start:end]],
             positions=list(numbers(run)),
-            num_drafts=num_drafts,
+            num_drafts=num_drafts or None,
             **outputs,
         )
-        written = _without_last(run, num_drafts)
         try:
-            payload = await asyncio.shield(future)
+            payload: Payload = await lasting(future)
         except asyncio.CancelledError:
-            self._unsettled = future
-            future.add_done_callback(lambda done: self._settle(done, grow_from, written))
+            self._unsettled = kept(future)
+            written = _without_last(run, num_drafts)
+            self._unsettled.add_done_callback(lambda done: self._settle(done, grow_from, written))
             raise
         except LoopwrightError:
             self._queue.post("clear_queue")
@@ -214,8 +228,9 @@ class PageList:
             self._queue.free_pages(self.names)
 
     async def page_size(self) -> int:
-        size: int = (await self._run.description(self._queue.model))["model"]["page_size"]
-        return size
+        if not self._page_size:
+            self._page_size = (await self._run.description(self._queue.model))["model"]["page_size"]
+        return self._page_size
 
     def _append(self, span: Span) -> None:
         if self.layout and self.layout[-1][1] == span[0]:

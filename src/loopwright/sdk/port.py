@@ -60,7 +60,7 @@ class Port:
     def issue(self, op: Operation) -> "asyncio.Future[Any]":
         """Issues a call now; the future completes with its payload, or raises its error."""
         answer = _Answer(loop=asyncio.get_running_loop())
-        answer.port, answer.handle = self, self._send(op)
+        answer.port, answer.handle, answer.goes_on, answer.kept = self, self._send(op), False, None
         self._futures[answer.handle] = answer
         return answer
 
@@ -116,25 +116,44 @@ class Port:
         for op in deferred:
             self.post(op)
 
-    def drop(self, handle: int) -> None:
+    def drop(self, answer: "_Answer") -> None:
         """Nobody waits for this answer any more."""
-        if self._futures.pop(handle, None) is not None and not self._is_closed:
-            self.post({"op": "cancel", "handle": handle})
+        if self._futures.pop(answer.handle, None) is None or self._is_closed:
+            return
+        if answer.goes_on:
+            answer.kept = self._futures[answer.handle] = answer.get_loop().create_future()
+        else:
+            self.post({"op": "cancel", "handle": answer.handle})
 
 
 class _Answer(asyncio.Future[Any]):
     """What `issue` returns: it tells the port when the program stops waiting, because the work need not go on then."""
 
-    __slots__ = ("handle", "port")
+    __slots__ = ("goes_on", "handle", "kept", "port")
     port: Port
     handle: int
+    goes_on: bool
+    kept: "asyncio.Future[Any] | None"
 
     def cancel(self, msg: Any = None) -> bool:  # noqa: ANN401 (as asyncio has it)
         """As `Future.cancel`. Of a task that waits here, asyncio cancels what it waits for."""
         if not super().cancel(msg):
             return False
-        self.port.drop(self.handle)
+        self.port.drop(self)
         return True
+
+
+def lasting(answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
+    """The answer, whose call is not cancelled when the program stops waiting for it: `kept` has what it comes to."""
+    assert isinstance(answer, _Answer)
+    answer.goes_on = True
+    return answer
+
+
+def kept(answer: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
+    """What the answer of a call that lasts comes to, now that nobody waits for it."""
+    assert isinstance(answer, _Answer)
+    return answer.kept or answer
 
 
 class Stream:

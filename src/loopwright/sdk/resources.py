@@ -187,9 +187,11 @@ class Queue:
         return self._port.stream({"op": "segment", "generate": inner, "stream": stream, **emit_fields(emit)})
 
     def _operation(self, op: str, fields: Payload) -> Operation:
-        given = {name: value for name, value in fields.items() if value is not None}
-        ranges = {name: list(value) for name, value in given.items() if isinstance(value, range)}  # JSON has none
-        return {"op": op, "queue": self.name, **given, **ranges}
+        operation: Operation = {"op": op, "queue": self.name}
+        for name, value in fields.items():
+            if value is not None:
+                operation[name] = list(value) if type(value) is range else value  # JSON has no ranges
+        return operation
 
 
 def describe(*, model: str = "", include: Sequence[str] = ()) -> Answer:

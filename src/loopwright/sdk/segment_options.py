@@ -6,6 +6,7 @@ Used by Context; what is left of the options are those of sampling.
 from collections.abc import Mapping
 from typing import Any
 
+from loopwright.sdk.errors import BadRequest
 from loopwright.sdk.grammar import grammar_fields
 from loopwright.sdk.run_state import RunState
 from loopwright.sdk.tracing import is_traceable, sampler_fields
@@ -15,10 +16,11 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     """The fields, and the options that are not among them. Raises Untraceable for a sampler that has no graph."""
     left = dict(options)
     stop, max_tokens, grammar = left.pop("stop", ()), left.pop("max_tokens", 256), left.pop("grammar", None)
-    watch = left.pop("watch", None)
+    watch, until = left.pop("watch", None), left.pop("until", None)
+    stops = [stop] if isinstance(stop, str) else list(stop)
     sampler, state = left.pop("sampler", None), left.pop("state", None) or {}
     fields = {
-        "stop": [stop] if isinstance(stop, str) else list(stop),
+        "stop": stops if until is None else [_checked(until), *stops],
         "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
         "stop_tokens": [*([] if left.pop("ignore_eos", False) else model["eos_ids"]), *left.pop("stop_tokens", ())],
         "grammar": None if grammar is None else grammar_fields(grammar),
@@ -27,6 +29,12 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
         "watch": None if watch is None else {"window": watch},
     }
     return fields | sampler_fields(sampler, state, model["vocab_size"]), left
+
+
+def _checked(until: str) -> str:
+    if not isinstance(until, str) or not until:
+        raise BadRequest(f"until: {until!r} is no text; a text of at least one character ends a segment", field="until")
+    return until
 
 
 async def take_untraceable(options: dict[str, Any], run: RunState, model: str) -> bool:

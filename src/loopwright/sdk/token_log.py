@@ -48,11 +48,12 @@ class TokenLog:
                 messages.append(part)
                 self._parts.popleft()
                 continue
-            await self._render(messages, opens_turn=bool(messages or self.transcript.messages))
+            await self._render(messages, opens_turn=True)
             messages = []
             await self._write(part)
             self._parts.popleft()
-        await self._render(messages, opens_turn=opens_turn and bool(messages or self.transcript.messages))
+        if messages or opens_turn:
+            await self._render(messages, opens_turn=opens_turn)
 
     def extend_written(self, tokens: Sequence[int]) -> None:
         """Adds what the model wrote."""
@@ -108,6 +109,7 @@ class TokenLog:
         return other
 
     async def _render(self, messages: list[Message], *, opens_turn: bool) -> None:
+        opens_turn = opens_turn and bool(messages or self.transcript.messages)
         if not messages and (not opens_turn or self.transcript.is_open):
             return
         payload = await render_chat(**self.transcript.delta(messages, opens_turn), must_fit=True, model=self._model)
@@ -121,7 +123,8 @@ class TokenLog:
             self.transcript.write(part)
         else:
             ids = part
-            await self.transcribe(part)
+            if self.transcript.is_open:
+                await self.transcribe(part)
         self._extend_given(ids)
 
     async def _ids_at_end(self, text: str) -> list[int]:

@@ -73,11 +73,14 @@ class Approximate:
 Provenance = Exact | Approximate
 
 
+_PLAIN = ((0, View()),)
+
+
 @dataclass(frozen=True, slots=True)
 class ViewLog:
     """The views of a context in the order of its tokens: each holds from its token up to that of the next."""
 
-    epochs: tuple[tuple[int, View], ...] = ((0, View()),)
+    epochs: tuple[tuple[int, View], ...] = _PLAIN
 
     @property
     def current(self) -> View:
@@ -86,7 +89,7 @@ class ViewLog:
     @property
     def is_plain(self) -> bool:
         """Whether every token sees all before it."""
-        return self.epochs == ((0, View()),)
+        return self.epochs is _PLAIN or self.epochs == _PLAIN
 
     @property
     def has_window(self) -> bool:

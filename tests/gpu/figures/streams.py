@@ -58,13 +58,17 @@ async def system_over(
 
 
 class Stream:
-    """One request, from `begin` on: `times_s` are of its tokens, by time.perf_counter."""
+    """One request, from `begin` on: `times_s` are of its tokens, by time.perf_counter; `cpu_s` too, by the event loop's
+    thread_time, if it `counts_cpu`."""
 
     def __init__(
-        self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY
-    ) -> None:
+        self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY, *,
+        counts_cpu: bool = False,
+    ) -> None:  # fmt: skip
         self.began_s = time.perf_counter()
         self.times_s: list[float] = []
+        self.cpu_s: list[float] = []
+        self._counts_cpu = counts_cpu
         loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -98,6 +102,8 @@ class Stream:
         now_s = time.perf_counter()
         for one in self._session.take():
             self._take_one(one, now_s)
+        if self._counts_cpu:
+            self.cpu_s += [time.thread_time()] * (len(self.times_s) - len(self.cpu_s))
         if self.times_s and not self.begun.done():
             self.begun.set_result(None)
 
@@ -116,12 +122,16 @@ class Stream:
 @dataclass(frozen=True)
 class Timing:
     """One round of a batch. `tpot_s` is the mean over streams of (last token - first token) / (tokens - 1), `steady_s`
-    the median time between two tokens of a stream once all have begun, `ttft_s` the median time to the first token."""
+    the median time between two tokens of a stream once all have begun, `ttft_s` the median time to the first token.
+    `steady_host_s` is the median CPU of the event loop's thread from one such token to the next, and `stream_host_s`
+    what it takes on top, beginning and end, for each stream."""
 
     tpot_s: float
     steady_s: float
     ttft_s: float
     host_s: float  # CPU of the event loop's thread for each step
+    steady_host_s: float
+    stream_host_s: float
     process_s: float  # CPU of this process for each step, waiting included
     tokens_per_s: float
     tokens_per_core_s: float  # for a second of the event loop's CPU
@@ -141,7 +151,9 @@ async def run_batch(
     prompts = prompts_of(num_streams, num_in, controller.models()[0].vocab_size)
     num_before = (await controller.stats()).num_steps
     began_s, thread_s, process_s = time.perf_counter(), time.thread_time(), time.process_time()
-    streams = [Stream(controller, prompt, num_out, sampling) for prompt in prompts]
+    streams = [
+        Stream(controller, prompt, num_out, sampling, counts_cpu=not number) for number, prompt in enumerate(prompts)
+    ]
     await asyncio.gather(*(stream.ended for stream in streams))
     took_s, thread_s, process_s = (
         time.perf_counter() - began_s, time.thread_time() - thread_s, time.process_time() - process_s
@@ -153,13 +165,17 @@ async def run_batch(
 def timing(streams: Sequence[Stream], took_s: float, thread_s: float, process_s: float, num_steps: int) -> Timing:
     """What came of streams that began together."""
     all_begun_s = max(one.times_s[0] for one in streams)
-    gaps = np.diff([when for when in streams[0].times_s if when >= all_begun_s])
+    num_before = sum(when < all_begun_s for when in streams[0].times_s)
+    gaps, cpu_gaps = np.diff(streams[0].times_s[num_before:]), np.diff(streams[0].cpu_s[num_before:])
+    steady_host_s = float(np.median(cpu_gaps)) if len(cpu_gaps) else 0.0
     num_tokens = sum(len(one.times_s) for one in streams)
     return Timing(
         tpot_s=mean((one.times_s[-1] - one.times_s[0]) / max(1, len(one.times_s) - 1) for one in streams),
         steady_s=float(np.median(gaps)) if len(gaps) else 0.0,
         ttft_s=median(one.ttft_s for one in streams),
         host_s=thread_s / num_steps,
+        steady_host_s=steady_host_s,
+        stream_host_s=max(0.0, thread_s - num_steps * steady_host_s) / len(streams),
         process_s=process_s / num_steps,
         tokens_per_s=num_tokens / took_s,
         tokens_per_core_s=num_tokens / thread_s,

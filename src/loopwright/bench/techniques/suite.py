@@ -14,17 +14,19 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.resources import files
 from statistics import median
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from loopwright.bench.rows import LATENCY_S, REQUESTS_PER_S, Metric, Row, case_name, measured
-from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
+from loopwright.bench.suite import Measured, OpenSystem, Options, Suite
 from loopwright.bench.techniques.cases import Case, make_cases
 from loopwright.bench.techniques.driver import Order, Timing
 from loopwright.compose.one_error import one_error
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, Unavailable
+from loopwright.core.model_info import ModelInfo
+from loopwright.core.runs import Runs
 from loopwright.server.app import create_app
 from loopwright.server.http import serve
 
@@ -63,10 +65,28 @@ SUITE = Suite(
 )
 
 
+class Counted(Protocol):
+    """What says how much was computed: control, or the runtime over several processes."""
+
+    def models(self) -> tuple[ModelInfo, ...]: ...
+
+    async def stats(self) -> ControlStats: ...
+
+
+class Served(Protocol):
+    """A system that is served and asked."""
+
+    @property
+    def runs(self) -> Runs: ...
+
+    @property
+    def control(self) -> Counted: ...
+
+
 class Driver:
     """The other process, and what control says that its orders cost."""
 
-    def __init__(self, process: asyncio.subprocess.Process, system: System) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, system: Served) -> None:
         self._process = process
         self._system = system
         self._numbers = _numbers()
@@ -95,7 +115,7 @@ class Driver:
 
 
 @asynccontextmanager
-async def driving(system: System, cases: Sequence[Case]) -> AsyncIterator[Driver]:
+async def driving(system: Served, cases: Sequence[Case]) -> AsyncIterator[Driver]:
     """Serves the system and starts the process that asks it."""
     async with serving(system, cases) as url:
         model = system.control.models()[0].name
@@ -113,7 +133,7 @@ async def driving(system: System, cases: Sequence[Case]) -> AsyncIterator[Driver
 
 
 @asynccontextmanager
-async def serving(system: System, cases: Sequence[Case]) -> AsyncIterator[str]:
+async def serving(system: Served, cases: Sequence[Case]) -> AsyncIterator[str]:
     """The URL at which the system is served until the end, with the programs of the cases deployed."""
     for case in cases:
         source = (files("loopwright.bench.techniques") / "programs" / f"{case.technique}.py").read_text("utf-8")
@@ -128,7 +148,7 @@ async def serving(system: System, cases: Sequence[Case]) -> AsyncIterator[str]:
                 server.cancel()
 
 
-async def _serve(system: System, port: "asyncio.Future[int]") -> None:
+async def _serve(system: Served, port: "asyncio.Future[int]") -> None:
     if await serve(create_app(system.runs, host=HOST), HOST, 0, port.set_result) is not None:
         raise KeyboardInterrupt
 

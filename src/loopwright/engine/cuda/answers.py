@@ -19,7 +19,7 @@ from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
 from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, DrawOpen, SamplingColumns, draw_rows
+from loopwright.engine.cuda.sampling import MAX_CANDIDATES, DrawOpen, SamplingColumns, draw_rows, normalizers
 from loopwright.engine.cuda.traced_rows import run_group
 from loopwright.engine.draws import draw_each, uniforms
 from loopwright.engine.sampler import Question, not_finite
@@ -49,7 +49,7 @@ class Answers:
     ) -> None:  # fmt: skip
         """For float32 logits [num_questions, vocab_size]."""
         self._questions, self._copies = questions, HostCopies()
-        normalizers = logits.logsumexp(-1)
+        own = normalizers(logits)
         has_failed = ~logits.sum(-1).isfinite()  # a sum is finite only if all of its terms are
         if fed is not None:
             has_failed = has_failed | fed.has_failed
@@ -58,10 +58,10 @@ class Answers:
         self._have_failed = self._copies.take(has_failed)
         choosing = _Choosing(questions, columns, draw_open, self._copies)
         self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
-        self._sampled = self._told(logits, normalizers, has_failed)
-        self._tops = self._ask_tops(logits, normalizers)
+        self._sampled = self._told(logits, own, has_failed)
+        self._tops = self._ask_tops(logits, own)
         asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
-        self._distributions = ask_distributions(logits, normalizers, asked, self._copies)
+        self._distributions = ask_distributions(logits, own, asked, self._copies)
         self._copies.sent()
 
     @property
@@ -79,11 +79,11 @@ class Answers:
         self._copies.wait()
         found = self._chosen.read()
         tops = {row: top for rows, read in self._tops for row, top in zip(rows, read(), strict=True)}
-        distributions = iter(self._distributions())
+        distributions, have_failed = iter(self._distributions()), self._have_failed().tolist()
         results = []
         for row, question in enumerate(self._questions):
-            mine: tuple[Distribution, ...] = tuple(next(distributions) for _ in question.distributions)
-            if self._have_failed()[row]:
+            mine: tuple[Distribution, ...] = tuple([next(distributions) for _ in question.distributions])
+            if have_failed[row]:
                 results.append(not_finite())
             elif (error := found.errors.get(row)) is not None:
                 results.append(RowResult(error=error))

@@ -52,22 +52,26 @@ def ask_distributions(
     dense = {place: copies.take(logits[one.row]) for place, one in enumerate(asked) if one.request.logits}
 
     def read() -> list[Distribution]:
-        covered = _covered([one.request.k for one in asked], top_logprobs())
+        all_ids, all_logprobs = top_ids().astype("<i4"), top_logprobs().astype("<f4")
+        covered = _covered([one.request.k for one in asked], all_logprobs)
+        nums_finite = np.isfinite(all_logprobs).cumsum(axis=1)
         found = []
         for place, one in enumerate(asked):
             request = one.request
             num_possible = vocab_size if request.allowed is None else num_allowed(request.allowed, vocab_size)
             k = min(request.k, num_possible)
-            mine = _Listed(top_ids()[place, :k], top_logprobs()[place, :k], covered[place])
+            mine = _Listed(all_ids[place, :k], all_logprobs[place, :k], covered[place])
+            num_listed = int(nums_finite[place, k - 1])
             if request.must_include:
                 mine = mine.with_extras(*extras(place))
+                num_listed = int(np.isfinite(mine.logprobs).sum())
             found.append(
                 Distribution(
                     ids=mine.ids.astype("<i4").tobytes(),
                     logprobs=mine.logprobs.astype("<f4").tobytes(),
                     covered=mine.covered,
                     tail_mass=1.0 - mine.covered,
-                    truncated=int(np.isfinite(mine.logprobs).sum()) < num_possible,
+                    truncated=num_listed < num_possible,
                     entropy=float(entropies()[place]) if entropies is not None and request.entropy else None,
                     allowed_mass=float(masses()[place]) if masses is not None and request.allowed is not None else None,
                     logits=dense[place]().astype("<f4").tobytes() if request.logits else None,

@@ -5,7 +5,7 @@ Made by the runner, read on the thread that tells control.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -36,8 +36,8 @@ class Reading:
         self._landed = self._copies.take(outputs)
         self._copies.sent()
 
-    def columns(self) -> tuple[list[int], list[float], dict[int, ErrorInfo]]:
-        """Ids, log-probabilities, and errors by row. Waits for the device."""
+    def columns(self) -> "Columns":
+        """Waits for the device."""
         self._copies.wait()
         numbers = self._landed()
         errors: dict[int, ErrorInfo] = {}
@@ -45,15 +45,25 @@ class Reading:
             error = not_finite().error
             assert error is not None
             errors[row] = error
-        return numbers[0].tolist(), numbers[1].view(np.float32).tolist(), errors
+        return Columns(numbers[0].tolist(), numbers[1].view(np.float32).tolist(), errors)
 
     def results(self) -> list[RowResult]:
         """The same, row by row."""
-        ids, logprobs, errors = self.columns()
-        return [
-            RowResult(error=errors[row]) if row in errors else RowResult((Sampled(ids[row], logprobs[row]),))
-            for row in range(len(ids))
-        ]
+        columns = self.columns()
+        return [columns.result(row) for row in range(len(columns.ids))]
+
+
+class Columns(NamedTuple):
+    """What was drawn for each row, and errors by row."""
+
+    ids: list[int]
+    logprobs: list[float]
+    errors: dict[int, ErrorInfo]
+
+    def result(self, row: int) -> RowResult:
+        if row in self.errors:
+            return RowResult(error=self.errors[row])
+        return RowResult((Sampled(self.ids[row], self.logprobs[row]),))
 
 
 class Assembled:
@@ -103,11 +113,12 @@ class Launched:
         decoded = NO_DECODE_RESULT
         if self._step is not None:
             reading, places = self._step
+            columns = reading.columns()
             if num:
-                decoded = self._decoded(reading, found)
-            if len(places) > num:
-                for place, result in zip(places[num:], reading.results()[num:], strict=True):
-                    found.setdefault(place, result)
+                decoded = self._decoded(columns, found)
+            for row in range(num, len(places)):
+                if places[row] not in found:
+                    found[places[row]] = columns.result(row)
         rows = [found[place] for place in range(num, len(batch.decodes) + len(batch.rows))]
         heads_found = _collected(*self._heads)
         heads = [heads_found[place] for place in range(len(batch.heads))]
@@ -115,11 +126,10 @@ class Launched:
             return StepResult.of_all_rows(batch, rows, heads, self._shifts)
         return StepResult(decoded, tuple(rows), heads, self._shifts)
 
-    def _decoded(self, reading: Reading, found: Mapping[int, RowResult]) -> DecodeResult:
+    def _decoded(self, columns: Columns, found: Mapping[int, RowResult]) -> DecodeResult:
         num = self._num_decodes
-        ids, logprobs, errors = reading.columns()
-        ids, logprobs = ids[:num], logprobs[:num]
-        errors = {row: error for row, error in errors.items() if row < num}
+        ids, logprobs = columns.ids[:num], columns.logprobs[:num]
+        errors = {row: error for row, error in columns.errors.items() if row < num}
         for row, result in found.items():
             if row >= num:
                 continue

@@ -22,6 +22,7 @@ from loopwright.engine.transfer import to_device
 
 MAX_CANDIDATES = 1024
 """Most tokens that top_k may ask for here; more are for `processing`."""
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _MAX_KNOWN = 16  # sets of rows whose columns are kept
 
 
@@ -147,6 +148,15 @@ def outputs_of(logits: Tensor, ids: Tensor, logprobs: Tensor) -> Tensor:
     return torch.stack([ids.int(), logprobs.view(torch.int32), failed])
 
 
+def normalizers(logits: Tensor) -> Tensor:
+    """What a row's logits are above its log-probabilities, float32 [num_rows]; on a GPU the same bits in any batch."""
+    if logits.is_cuda and _HAS_TRITON:
+        from loopwright.engine.cuda import normalizer_kernels  # noqa: PLC0415 (there may be no Triton)
+
+        return normalizer_kernels.normalizers(logits)
+    return logits.logsumexp(-1)
+
+
 def draw_rows(
     logits: Tensor, samplings: RowSamplings, positions: NDArray[np.integer], draw_open: DrawOpen
 ) -> tuple[Tensor, Tensor]:
@@ -154,7 +164,7 @@ def draw_rows(
     log-probabilities, [num_rows] each."""
     if samplings.is_greedy:
         best = logits.argmax(-1)
-        return best, (_picked(logits, best) - logits.logsumexp(-1)).clamp(max=0.0)
+        return best, (_picked(logits, best) - normalizers(logits)).clamp(max=0.0)
     return draw_with(logits, samplings, to_device(samplings.numbers(positions), logits.device), draw_open)
 
 
@@ -238,7 +248,7 @@ def _picked(logits: Tensor, ids: Tensor) -> Tensor:
 def _logprobs(logits: Tensor, chosen: Tensor, samplings: RowSamplings, top: Tensor, totals: Tensor) -> Tensor:
     """`top` are the largest logits, and `totals` the sums of the weights that were left, [num_rows] each."""
     picked = _picked(logits, chosen)
-    raw = picked - logits.logsumexp(-1)
+    raw = picked - normalizers(logits)
     if not samplings.wants_processed:
         return raw.clamp(max=0.0)
     processed = (picked.double() - top.double()) / samplings.temperatures[:, 0] - totals.log()

@@ -38,18 +38,20 @@ PRODUCT = (Tiling(16, 16, 256, 2, 5), Tiling(32, 32, 256, 4, 4))
 GATED = (Tiling(32, 16, 128, 2, 6), Tiling(64, 32, 128, 8, 4))
 """By the most rows: the best of some dozen, measured at Llama's sizes on one H200."""
 FEW_BITS = (
-    Tiling(64, 16, 128, 4, 6), Tiling(64, 32, 128, 4, 5), Tiling(64, 64, 128, 4, 4, folds=True),
-    Tiling(64, 128, 128, 4, 3, folds=True),
+    Tiling(32, 8, 256, 2, 5), Tiling(64, 16, 128, 4, 6), Tiling(64, 32, 128, 4, 5),
+    Tiling(64, 64, 128, 4, 4, folds=True), Tiling(128, 128, 128, 8, 3, folds=True),
 )  # fmt: skip
 FEW_BITS_GATED = (
-    Tiling(64, 16, 128, 4, 4), Tiling(64, 32, 128, 4, 4), Tiling(64, 64, 128, 4, 3, folds=True),
-    Tiling(64, 128, 128, 8, 3, folds=True),
+    Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4), Tiling(64, 32, 128, 4, 4),
+    Tiling(64, 64, 128, 4, 3, folds=True), Tiling(128, 128, 128, 8, 2, folds=True),
 )  # fmt: skip
-"""For 8 and 4 bits."""
+"""For 8 and 4 bits, likewise."""
 ARRIVALS = 4096
 """Tiles that a split product has at most."""
-_PROGRAMS = 128  # that a split product has at least
-_MAX_CHUNKS = 8
+_PROGRAMS = (256, 512)  # that a split product has at least, for fewer than _LONG inputs and for more
+_LONG = 8192
+_MAX_CHUNKS = 4
+_SMALL_BYTES = 8 << 20  # of a matrix of 8 bits that more than 128 rows multiply once it is bfloat16
 FIXED = Tiling(32, 32, 128, 4, 4)
 """For any number of rows, if a row's bits may not depend on it."""
 WIDE = Tiling(32, 128, 128, 4, 3)
@@ -64,7 +66,8 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
     most = MOST_ROWS
     if matrix.kind == "plain":
         tilings, most = GATED if is_gated else PRODUCT, NARROW_ROWS
-    if num_rows > most:
+    is_small = matrix.num_outputs * matrix.size < _SMALL_BYTES and not is_gated
+    if num_rows > most or (is_small and num_rows > 128):
         return None
     tiling = next((one for one in tilings if num_rows <= one.rows), tilings[-1])
     return tiling if is_gated or matrix.kind == "plain" else _spread(tiling, matrix, num_rows)
@@ -73,7 +76,8 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
 def _spread(tiling: Tiling, matrix: Matrix, num_rows: int) -> Tiling:
     """In so many parts that the device is full."""
     tiles, chunks = num_tiles(tiling, matrix, num_rows), 1
-    while chunks < _MAX_CHUNKS and tiles * chunks < _PROGRAMS and 4 * chunks * SPAN <= matrix.size:
+    wanted = _PROGRAMS[matrix.size >= _LONG] if num_rows <= NARROW_ROWS else _PROGRAMS[0] // 2
+    while chunks < _MAX_CHUNKS and tiles * chunks < wanted and 4 * chunks * SPAN <= matrix.size:
         chunks *= 2
     return replace(tiling, chunks=chunks, is_split=True) if chunks > 1 else tiling
 

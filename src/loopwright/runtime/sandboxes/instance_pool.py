@@ -17,112 +17,148 @@ _log = logging.getLogger(__name__)
 
 
 class InstancePool:
-    """At most `max_parked` instances wait here for their run. `take` and `discard` on one thread.
-
-    It begins with `min_parked` and has twice as many each time that a run finds none: an instance is 15 MB of mapped
-    snapshot, which counts as resident though all of them share it.
+    """Instances that wait for their run: at most `max_parked` warm ones, and twice as many plain ones. `take` and
+    `discard` on one thread.
 
     `make` instantiates; `warm` has an instance write the pages that most programs write, which is most of what their
-    first calls cost. Warming costs as much CPU as it saves, but not on the caller's thread: it is done whenever this
-    one has nothing else to do, so that in a burst the two share the work."""
+    first calls cost. Two warm ones wait at first, and then twice as many as have ever been taken without a pause: one
+    is 15 MB of mapped snapshot, which counts as resident though all of them share it. A plain one is 0.4 MB.
+
+    What was taken is made again when `is_idle`: as long as runs are live they may need the processors. Of a kind of
+    which less than half is left more are made at once."""
 
     def __init__(
         self,
         make: Callable[[], ParkedInstance],
         warm: Callable[[ParkedInstance], ParkedInstance],
         max_parked: int,
-        min_parked: int = 2,
+        is_idle: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make = make
         self._warm = warm
-        self._parked: deque[ParkedInstance] = deque()
-        self._warmed: deque[ParkedInstance] = deque()
-        self._num_wanted = 0  # asked of the thread and not made yet
-        self._num_warming = 0  # in the thread's hands
-        self._max_parked = max_parked
-        self._num_kept = min(min_parked, max_parked)
+        self._is_idle = is_idle
+        self._warmed = _Stock(min(2, max_parked), max_parked)
+        self._plain = _Stock(0, 2 * max_parked)
+        self._has_failed = False  # then it waits for somebody to come before it tries again
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._serve, name="loopwright-instances", daemon=True)
         self._thread.start()
-        self._refill()
 
-    def take(self) -> ParkedInstance:
-        """A parked instance, or one made now. Raises WasmtimeError when the machine has no room for one."""
-        for waiting in (self._warmed, self._parked):
-            try:
-                return waiting.popleft()
-            except IndexError:  # none, or the thread took the last one to warm it
-                continue
-        self._num_kept = min(2 * self._num_kept, self._max_parked)
-        self._refill()
-        return self._make()
+    def take(self, *, warm: bool = True) -> ParkedInstance:
+        """A parked instance, of the other kind if there is none of this, or one made now. Raises WasmtimeError when the
+        machine has no room for one."""
+        first, second = (self._warmed, self._plain) if warm else (self._plain, self._warmed)
+        found = first.take()
+        if found is None:
+            found = second.take()
+        self._has_failed = False
+        if self._missing() is not None:
+            self._work.put(_look)
+        return self._make() if found is None else found
 
     def discard(self, instance: ParkedInstance) -> None:
-        """Closes an instance that has served, and makes the next one: not before, so that no launch shares the
-        machine with the making of its successor."""
+        """Closes an instance that has served, before it makes the next one."""
+        self._has_failed = False
         self._work.put(instance.close)
-        self._refill()
 
     @property
-    def num_parked(self) -> int:
-        """Instances that wait for a run."""
-        return len(self._parked) + len(self._warmed) + self._num_warming
+    def num_plain(self) -> int:
+        """Instances that wait for a run and have done nothing."""
+        return len(self._plain.waiting)
 
     @property
     def num_warmed(self) -> int:
-        """Of these, those that are warm."""
-        return len(self._warmed)
+        """Those that wait and are warm."""
+        return len(self._warmed.waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is to be made now."""
+        return self._missing() is None
 
     def check_integrity(self) -> None:
-        """No more instances wait or are being made than may be."""
-        assert self._num_wanted >= 0
-        assert self._num_kept <= self._max_parked
-        assert self.num_parked + self._num_wanted <= self._max_parked + 1  # + 1: handed over, and counted twice
+        """No more instances wait than may."""
+        for stock in (self._warmed, self._plain):
+            assert len(stock.waiting) <= stock.num_kept <= stock.max_kept
 
     def close(self) -> None:
         """Ends the thread when its work is done, and closes what is parked."""
         self._work.put(None)
         self._thread.join()
-        for instance in (*self._parked, *self._warmed):
+        for instance in (*self._plain.waiting, *self._warmed.waiting):
             instance.close()
 
-    def _refill(self) -> None:
-        while self.num_parked + self._num_wanted < self._num_kept:
-            self._num_wanted += 1
-            self._work.put(self._park)
-
-    def _park(self) -> None:
-        try:
-            self._parked.append(self._make())
-        except WasmtimeError as error:
-            _log.warning("cannot park an instance: %s", error)  # the next run makes its own, and fails if it cannot
-        finally:
-            self._num_wanted -= 1
+    def _missing(self) -> "_Stock | None":
+        """Of what one more is to be made now. Plain ones first: in a burst a warm one is too long in the making."""
+        if self._has_failed:
+            return None
+        is_idle = self._is_idle()
+        for stock in (self._plain, self._warmed):
+            if stock.is_low or (is_idle and stock.num_missing):
+                return stock
+        return None
 
     def _serve(self) -> None:
         while True:
+            is_settled = self.is_settled
+            if is_settled and self._is_idle():
+                self._warmed.num_taken = self._plain.num_taken = 0
             try:
-                work = self._work.get(block=not self._parked)
+                work = self._work.get(block=is_settled)
             except Empty:
-                self._warm_one()
+                self._park_one()
                 continue
             if work is None:
                 return
             try:
                 work()
             except Exception:  # noqa: BLE001 (this thread serves all runs: what fails for one must not end it)
-                _log.exception("an instance could not be made or closed")
+                _log.exception("an instance could not be closed")
 
-    def _warm_one(self) -> None:
-        try:
-            instance = self._parked.popleft()
-        except IndexError:  # a launch took the last one
+    def _park_one(self) -> None:
+        stock = self._missing()
+        if stock is None:  # somebody has come meanwhile
             return
-        self._num_warming = 1
         try:
-            self._warmed.append(self._warm(instance))
-        except Exception:  # noqa: BLE001 (as in `_serve`; nobody runs in an instance of which that is known)
-            _log.exception("an instance could not be warmed")
-            instance.close()
-        finally:
-            self._num_warming = 0
+            instance = self._make()
+        except WasmtimeError as error:
+            _log.warning("cannot park an instance: %s", error)  # the next run makes its own, and fails if it cannot
+            self._has_failed = True
+            return
+        if stock is self._warmed:
+            try:
+                instance = self._warm(instance)
+            except Exception:  # noqa: BLE001 (as in `_serve`; nobody runs in an instance of which that is known)
+                _log.exception("an instance could not be warmed")
+                instance.close()
+                self._has_failed = True
+                return
+        stock.waiting.append(instance)
+
+
+class _Stock:
+    """Instances of one kind that wait for their run, and how many are to."""
+
+    def __init__(self, num_kept: int, max_kept: int) -> None:
+        self.waiting: deque[ParkedInstance] = deque()
+        self.num_kept = num_kept
+        self.max_kept = max_kept
+        self.num_taken = 0  # since the last pause
+
+    def take(self) -> ParkedInstance | None:
+        """One of them, if there is one."""
+        self.num_taken += 1
+        self.num_kept = min(max(self.num_kept, 2 * self.num_taken), self.max_kept)
+        return self.waiting.popleft() if self.waiting else None
+
+    @property
+    def num_missing(self) -> int:
+        return self.num_kept - len(self.waiting)
+
+    @property
+    def is_low(self) -> bool:
+        return 2 * len(self.waiting) < self.num_kept
+
+
+def _look() -> None:
+    """Work that is to have the thread see what is missing."""

@@ -37,6 +37,7 @@ MIN_SLICE_S = 0.002
 """A shorter slice was cut by a tick that passed while the program waited; it goes on at once."""
 
 MAX_PARKED = 32
+"""Of instances that have rehearsed; of those that have not, which are small, twice as many."""
 
 REHEARSAL = "rehearsal"
 """The form under which the runner plays a program of its own: the pages that runs write to are the instance's then."""
@@ -65,11 +66,11 @@ class WasmSandbox:
     def __init__(self, compiled: Path, max_parked: int = MAX_PARKED) -> None:
         engine = new_engine()
         self._host = FiberHost(engine, load_compiled(engine, compiled))
-        self._pool = InstancePool(self._host.instantiate, self._warm, max_parked)
+        self._num_live = 0
+        self._pool = InstancePool(self._host.instantiate, self._warm, max_parked, lambda: self._num_live == 0)
         self._codes = CodeCache()
         self._ticker = _Ticker(engine)
         self._folders = FileFolders()
-        self._num_live = 0
 
     async def run(
         self,
@@ -84,8 +85,9 @@ class WasmSandbox:
         """As `Sandbox.run`. Raises Overloaded when the machine has no room for another instance."""
         code, keep = self._codes.find(form, source, filename)
         texts = (form, source, filename, arguments, code)
-        fiber = self._host.start(self._take(limits), guest, texts, None if code else keep)
+        parked = self._take(limits, form)
         self._num_live += 1
+        fiber = self._host.start(parked, guest, texts, None if code else keep)
         try:
             await _drive(fiber, budget or Budget(limits))
             return _result(fiber, limits)
@@ -125,10 +127,12 @@ class WasmSandbox:
         fiber.outcome()
         return fiber.drop()
 
-    def _take(self, limits: Limits) -> ParkedInstance:
+    def _take(self, limits: Limits, form: Form) -> ParkedInstance:
+        """A rehearsed one for a program. What a rehearsal does is of no use to a snippet, which makes no calls."""
         files = self._folders.new(limits.max_file_bytes) if limits.max_file_bytes else None
         try:
-            parked = self._pool.take() if files is None else self._host.instantiate(files=files)
+            is_program = form == "program"
+            parked = self._pool.take(warm=is_program) if files is None else self._host.instantiate(files=files)
         except WasmtimeError as error:
             if files is not None:
                 files.remove()

@@ -18,5 +18,6 @@ def lookup(tokens: tuple[int, ...], ngram: int, num_drafts: int) -> list[int]:
     last = tokens[-ngram:]
     for start in range(len(tokens) - ngram - 1, -1, -1):
         if tokens[start : start + ngram] == last:
-            return list(tokens[start + ngram : start + ngram + num_drafts])
+            followed = tokens[start + ngram :]  # as it goes on into itself, if that is not enough
+            return [followed[place % len(followed)] for place in range(num_drafts)]
     return []

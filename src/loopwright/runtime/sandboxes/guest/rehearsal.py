@@ -41,6 +41,9 @@ async def main(number: str, max_tokens: int) -> str:
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.sleep(0))
     verified = await ctx.verify([1000, 1001])
+    for _ in range(2):
+        dist = await ctx.next_dist(4)
+        ctx.accept(dist.ids[0])
     text = await detokenize(verified.tokens)
     emit({"text": turn.text, "more": text})
     print(turn.reason)
@@ -115,9 +118,12 @@ def answer_of(call: dict[str, Any]) -> dict[str, Any]:
             "text": "so it goes",
         }  # fmt: skip
     if call["op"] == "forward_text":
-        kv_len = call["kv_len"] + len(call["tokens"]) - call["num_drafts"]
+        kv_len = call["kv_len"] + len(call["tokens"]) - call.get("num_drafts", 0)
         sampled = {"token": 1000, "logprob": -0.5, "tokens": [1000], "logprobs": [-0.5], "logprob_kind": "raw"}
-        return {"result": "forwarded", "kv_len": kv_len, "num_pages": -(-kv_len // 16), **sampled}
+        listed = {"ids": "6AMAAA==", "logprobs": "AAAAvw==", "covered": 0.5, "tail_mass": 0.5, "truncated": True}
+        dists = [listed for _ in call.get("distributions", ())]
+        kv = {"kv_len": kv_len, "num_pages": -(-kv_len // 16)}
+        return {"result": "forwarded", **kv, **sampled, "distributions": dists}
     return ANSWERS.get(call["op"], DONE)
 
 
