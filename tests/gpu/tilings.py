@@ -44,35 +44,25 @@ def folded(*some: Tiling) -> list[Tiling]:
 
 
 NARROW = [
-    *split(Tiling(64, 16, 128, 4, 6), 1, 2, 4), *split(Tiling(64, 8, 128, 4, 6), 1, 4),
-    *split(Tiling(64, 8, 256, 4, 4), 1, 4), *split(Tiling(32, 16, 256, 2, 5), 1, 2, 4),
-    *split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), Tiling(16, 16, 256, 2, 5), Tiling(16, 8, 256, 1, 6),
-    Tiling(16, 8, 512, 2, 4), Tiling(32, 8, 512, 4, 3),
+    *split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 1, 4),
 ]  # fmt: skip
-MIDDLE = [
-    *split(Tiling(64, 32, 128, 4, 5), 1, 2, 4, 8), *split(Tiling(64, 32, 256, 4, 3), 1, 4),
-    *split(Tiling(32, 32, 256, 2, 3), 1, 2, 4), Tiling(32, 32, 256, 4, 3), *split(Tiling(128, 32, 128, 8, 4), 1, 4, 8),
-]  # fmt: skip
-WIDE = [
-    *folded(*split(Tiling(64, 128, 128, 4, 3), 1, 2), *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4),
-            *split(Tiling(64, 256, 128, 8, 2), 1, 2), Tiling(64, 64, 128, 4, 4), Tiling(128, 256, 128, 8, 2)),
-    Tiling(64, 128, 128, 8, 3),
-]  # fmt: skip
+MIDDLE = [*split(Tiling(64, 32, 128, 4, 5), 1, 4), *split(Tiling(64, 32, 256, 4, 3), 2, 4)]
+WIDE = folded(*split(Tiling(64, 128, 128, 4, 3), 1, 2), *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4))
 GATED = {
-    1: [Tiling(32, 16, 128, 2, 5), Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4), Tiling(64, 8, 128, 4, 5),
-        Tiling(64, 8, 256, 4, 3), Tiling(16, 8, 256, 1, 5), Tiling(32, 8, 256, 2, 4)],
-    32: [Tiling(32, 32, 128, 2, 4), Tiling(32, 32, 128, 4, 3), Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 256, 4, 3),
-         Tiling(128, 32, 128, 8, 3)],
-    256: folded(Tiling(64, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 3), Tiling(64, 64, 128, 4, 3),
-                Tiling(128, 128, 128, 8, 2), Tiling(64, 256, 128, 8, 2)),
+    1: [Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4)],
+    32: [Tiling(64, 32, 128, 4, 4)],
+    256: folded(Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 3), Tiling(128, 128, 128, 8, 2)),
 }  # fmt: skip
+GATED_OWN_BITS = {
+    1: [tilings.FIXED, Tiling(64, 16, 128, 4, 4)],
+    32: [tilings.FIXED, Tiling(64, 32, 128, 4, 4)],
+    256: [tilings.WIDE_GATED, Tiling(64, 128, 128, 8, 3)],
+}
 PRODUCTS = {1: NARROW, 32: MIDDLE, 256: WIDE}
 OWN_BITS = {  # what a row's bits may not depend on
-    1: [tilings.FIXED, *split(Tiling(64, 16, 128, 4, 5), 1, 4), *split(Tiling(64, 32, 128, 4, 5), 4),
-        *split(Tiling(32, 16, 128, 2, 5), 4)],
-    32: [tilings.FIXED, *split(Tiling(64, 32, 128, 4, 5), 4), *split(Tiling(64, 16, 128, 4, 5), 4)],
-    256: [tilings.WIDE, *(replace(one, chunks=4) for one in (
-        Tiling(64, 128, 128, 8, 3), Tiling(64, 256, 64, 8, 3), Tiling(128, 128, 64, 8, 4), Tiling(128, 256, 64, 8, 2)))],
+    1: [tilings.FIXED, *split(Tiling(64, 16, 128, 4, 5), 4)],
+    32: [tilings.FIXED, *split(Tiling(64, 32, 128, 4, 5), 4)],
+    256: [tilings.WIDE, replace(Tiling(64, 128, 128, 8, 3), chunks=4)],
 }  # fmt: skip
 
 
@@ -80,6 +70,10 @@ def described(tiling: Tiling) -> str:
     chunks = f" c{tiling.chunks}{'s' if tiling.is_split else ''}" if tiling.chunks > 1 else ""
     size = f"{tiling.outputs}x{tiling.rows}x{tiling.inputs}"
     return f"{size} w{tiling.num_warps} s{tiling.num_stages}{chunks}{' f' if tiling.folds else ''}"
+
+
+def told(kind: MatrixKind, tiling: Tiling, *, is_gated: bool) -> str:
+    return f"{kind} {described(tiling)}{' gated' if is_gated else ''}"
 
 
 def run(matrix: Matrix, vectors: Tensor, tiling: Tiling, arrivals: Tensor, *, is_gated: bool) -> Tensor:
@@ -124,7 +118,7 @@ def time_us(calls: Sequence[Callable[[], object]]) -> float:
 
 def candidates(kind: MatrixKind, num_rows: int, *, is_gated: bool) -> list[Tiling]:
     if kind == "plain":
-        return [] if is_gated else OWN_BITS[num_rows]
+        return (GATED_OWN_BITS if is_gated else OWN_BITS)[num_rows]
     return (GATED if is_gated else PRODUCTS)[num_rows]
 
 
@@ -249,7 +243,7 @@ def main() -> None:
         ("int4", 32),
         ("int4", 256),
     ):
-        names = [name for name in SHAPES if not (kind == "plain" and (name.endswith("gate") or name == "8b.head"))]
+        names = [name for name in SHAPES if not (kind == "plain" and name == "8b.head")]
         if kind == "int4":
             names.remove("8b.head")
         if ends_s - time.monotonic() > 4:

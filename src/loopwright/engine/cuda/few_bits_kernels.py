@@ -104,52 +104,70 @@ def _less(words, zero):
 
 
 @triton.jit
-def read_weights(weight, output, is_output, column, width):
+def read_weights(weight, output, is_output, column, width, IS_WHOLE: tl.constexpr):
+    """[OUTPUTS, columns] of a matrix; with IS_WHOLE no column is beyond its width."""
     at = weight + output.to(tl.int64)[:, None] * width + column[None, :]
-    return tl.load(at, mask=is_output[:, None] & (column < width)[None, :], other=0.0)
+    mask = is_output[:, None]
+    if not IS_WHOLE:
+        mask = mask & (column < width)[None, :]
+    return tl.load(at, mask=mask, other=0.0 if weight.dtype.element_ty.is_floating() else 0)
 
 
 @triton.jit
-def _words(weight, output, is_output, group, size, WORDS: tl.constexpr):
+def _words(weight, output, is_output, group, size, WORDS: tl.constexpr, IS_WHOLE: tl.constexpr):
     """What 128 inputs of the outputs are kept in: [OUTPUTS, WORDS]."""
     width = tl.cdiv(size, GROUP) * WORDS
-    return read_weights(weight, output, is_output, group * WORDS + tl.arange(0, WORDS), width)
+    return read_weights(weight, output, is_output, group * WORDS + tl.arange(0, WORDS), width, IS_WHOLE)
 
 
 @triton.jit
-def _scales_of(scales, output, is_output, group, size, number, NUMBERS: tl.constexpr):
-    """One of the numbers that a group of 128 inputs has beside its words: [OUTPUTS, 1]."""
+def factors_of(scales, output, is_output, group, size, BITS: tl.constexpr):
+    """What 128 inputs have beside their words: the scale, or of 4 bits the scale and the zero, a word each of four
+    groups; [OUTPUTS, 1]. Nothing behind the last group."""
     groups = tl.cdiv(size, GROUP)
-    at = scales + (output.to(tl.int64) * groups + group) * NUMBERS + number
-    return tl.load(at, mask=is_output & (group < groups), other=0.0)[:, None]
+    is_here = is_output & (group < groups)
+    at = scales + output.to(tl.int64) * groups + group
+    if BITS == 8:
+        return (tl.load(at, mask=is_here, other=0.0)[:, None],)
+    else:  # noqa: RET505 (what is not taken is not compiled)
+        pairs = scales.to(tl.pointer_type(tl.int32)) + (output.to(tl.int64) * groups + group) * 4
+        return (
+            tl.load(pairs, mask=is_here, other=0)[:, None], tl.load(pairs + 1, mask=is_here, other=0)[:, None],
+            tl.load(pairs + 2, mask=is_here, other=0)[:, None], tl.load(pairs + 3, mask=is_here, other=0)[:, None],
+        )  # fmt: skip
 
 
 @triton.jit
-def _pair_of(scales, output, is_output, group, size, number):
-    """The scale and the zero of a small group."""
-    scale = _scales_of(scales, output, is_output, group, size, number, 8)
-    return scale, _scales_of(scales, output, is_output, group, size, number + 1, 8)
+def _zero_of(pair):
+    return (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
-def numbers_of_4(weight, scales, output, is_output, group, size, PTX: tl.constexpr):
-    """Of 128 inputs: numbers of each of four groups, less their zeros, and the groups' scales."""
-    words = _words(weight, output, is_output, group, size, GROUP // 4)
-    first, zero = _pair_of(scales, output, is_output, group, size, 0)
-    second, second_zero = _pair_of(scales, output, is_output, group, size, 2)
-    third, third_zero = _pair_of(scales, output, is_output, group, size, 4)
-    fourth, fourth_zero = _pair_of(scales, output, is_output, group, size, 6)
-    return _nibbles(words, zero, second_zero, third_zero, fourth_zero, PTX), (first, second, third, fourth)
+def scale_of(pair):
+    """Float32, of a scale and a zero in one word."""
+    return (pair << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8: tl.constexpr, PTX: tl.constexpr):
-    """Of 128 inputs: the first 64 numbers and the others, and their scale."""
-    words = _words(weight, output, is_output, group, size, GROUP // 2)
-    return _bytes(words, IS_FP8, PTX), _scales_of(scales, output, is_output, group, size, 0, 1)
+def numbers_of_4(
+    weight, factors, output, is_output, group, size, IS_WHOLE: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """Of 128 inputs: numbers of each of four groups, less their zeros."""
+    words = _words(weight, output, is_output, group, size, GROUP // 4, IS_WHOLE)
+    return _nibbles(
+        words, _zero_of(factors[0]), _zero_of(factors[1]), _zero_of(factors[2]), _zero_of(factors[3]), PTX
+    )  # fmt: skip
+
+
+@triton.jit
+def numbers_of_8(
+    weight, output, is_output, group, size, IS_FP8: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """Of 128 inputs: the first 64 numbers and the others."""
+    return _bytes(_words(weight, output, is_output, group, size, GROUP // 2, IS_WHOLE), IS_FP8, PTX)
 
 
 @triton.jit
 def scaled(numbers, scale, PTX: tl.constexpr):
     """In bfloat16, rounded once; the interpreter has no such product."""
-    return numbers * scale if PTX else (numbers.to(tl.float32) * scale.to(tl.float32)).to(tl.bfloat16)
+    return numbers * scale.to(tl.bfloat16) if PTX else (numbers.to(tl.float32) * scale.to(tl.float32)).to(tl.bfloat16)

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda.few_bits_kernels import GROUP, numbers_of_4, numbers_of_8, read_weights, scaled
+from loopwright.engine.cuda.few_bits_kernels import (
+    GROUP, factors_of, numbers_of_4, numbers_of_8, read_weights, scale_of, scaled,
+)  # fmt: skip
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.tilings import FIXED, SPAN, WIDE, WIDE_GATED, Tiling, num_tiles
 
@@ -101,7 +103,7 @@ def _launch(  # the kernels have no types
     kernel[grid](
         vectors, matrix.values, matrix.scales, *before, out, *after, num_rows, num_outputs, size,
         OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, ROWS=tiling.rows, BITS=_bits(matrix),
-        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, PTX=HAS_PTX, num_warps=tiling.num_warps,
+        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, IS_WHOLE=size % SPAN == 0 and SPAN % tiling.inputs == 0, PTX=HAS_PTX, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages, **options,
     )  # fmt: skip
 
@@ -119,10 +121,13 @@ def _row_of(ROWS: tl.constexpr, IS_SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _read(vectors, row, column, num_rows, size):
-    """[columns, ROWS] of the vectors; zeros where there are none."""
+def _read(vectors, row, column, num_rows, size, IS_WHOLE: tl.constexpr):
+    """[columns, ROWS] of the vectors; zeros where there are none. With IS_WHOLE no column is beyond their size."""
     at = vectors + row.to(tl.int64)[None, :] * size + column[:, None]
-    return tl.load(at, mask=(row < num_rows)[None, :] & (column < size)[:, None], other=0.0)
+    mask = (row < num_rows)[None, :]
+    if not IS_WHOLE:
+        mask = mask & (column < size)[:, None]
+    return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -141,31 +146,34 @@ def _plus_scaled(sums, numbers, scale, reads, FOLDS: tl.constexpr, PTX: tl.const
 
 
 @triton.jit
-def _parts_of(vectors, row, start, num_rows, size, PARTS: tl.constexpr):
+def _parts_of(vectors, row, start, num_rows, size, PARTS: tl.constexpr, IS_WHOLE: tl.constexpr):
     """128 inputs of the vectors in parts: [GROUP / PARTS, ROWS] each."""
     column = start + tl.arange(0, GROUP // PARTS)
+    first = _read(vectors, row, column, num_rows, size, IS_WHOLE)
     if PARTS == 2:
-        return _read(vectors, row, column, num_rows, size), _read(vectors, row, column + 64, num_rows, size)
+        return first, _read(vectors, row, column + 64, num_rows, size, IS_WHOLE)
     else:  # noqa: RET505 (what is not taken is not compiled)
         return (
-            _read(vectors, row, column, num_rows, size), _read(vectors, row, column + 32, num_rows, size),
-            _read(vectors, row, column + 64, num_rows, size), _read(vectors, row, column + 96, num_rows, size),
+            first, _read(vectors, row, column + 32, num_rows, size, IS_WHOLE),
+            _read(vectors, row, column + 64, num_rows, size, IS_WHOLE),
+            _read(vectors, row, column + 96, num_rows, size, IS_WHOLE),
         )  # fmt: skip
 
 
 @triton.jit
 def _plus_group(
-    sums, reads, weight, scales, output, is_output, group, size, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    FOLDS: tl.constexpr, PTX: tl.constexpr,
+    sums, reads, weight, factors, output, is_output, group, size, BITS: tl.constexpr, IS_FP8: tl.constexpr,
+    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """What 128 inputs of fewer bits add to the sums [OUTPUTS, ROWS]; `reads` are the vectors there."""
+    """What 128 inputs of fewer bits add to the sums [OUTPUTS, ROWS]; `reads` are the vectors there, and `factors` what
+    the inputs have beside their words."""
     if BITS == 8:
-        numbers, scale = numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
-        sums = _plus_scaled(sums, numbers, scale, reads, FOLDS, PTX)
+        numbers = numbers_of_8(weight, output, is_output, group, size, IS_FP8, IS_WHOLE, PTX)
+        sums = _plus_scaled(sums, numbers, factors[0], reads, FOLDS, PTX)
     else:
-        fours, factors = numbers_of_4(weight, scales, output, is_output, group, size, PTX)
+        fours = numbers_of_4(weight, factors, output, is_output, group, size, IS_WHOLE, PTX)
         for part in tl.static_range(4):
-            sums = _plus_scaled(sums, (fours[part],), factors[part], (reads[part],), FOLDS, PTX)
+            sums = _plus_scaled(sums, (fours[part],), scale_of(factors[part]), (reads[part],), FOLDS, PTX)
     return sums
 
 
@@ -173,23 +181,35 @@ def _plus_group(
 def _product_of_chunk(
     vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    CHUNKS: tl.constexpr, FOLDS: tl.constexpr, PTX: tl.constexpr,
+    CHUNKS: tl.constexpr, FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """What one of CHUNKS equal parts of the inputs gives: [OUTPUTS, ROWS]."""
+    """What one of CHUNKS equal parts of the inputs gives: [OUTPUTS, ROWS]. Scales are read a round ahead."""
     share = tl.cdiv(size, CHUNKS * _SPAN) * _SPAN
+    begin = chunk * share
+    end = tl.minimum(begin + share, size)
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(chunk * share, tl.minimum(chunk * share + share, size), INPUTS):
-        if BITS == 16:
+    if BITS == 16:
+        for start in range(begin, end, INPUTS):
             column = start + tl.arange(0, INPUTS)
-            read = _read(vectors, row, column, num_rows, size)
-            sums = tl.dot(read_weights(weight, output, is_output, column, size), read, sums)
-        else:
+            read = _read(vectors, row, column, num_rows, size, IS_WHOLE)
+            sums = tl.dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, sums)
+    else:
+        # Where levels meet zeros or scales, these have to lie as the levels do, which only what is read there does.
+        IS_AHEAD: tl.constexpr = BITS == 8 and not FOLDS
+        factors = factors_of(scales, output, is_output, begin // GROUP, size, BITS)
+        for start in range(begin, end, INPUTS):
             for part in tl.static_range(0, INPUTS, GROUP):
-                reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS)
                 group = (start + part) // GROUP
+                if IS_AHEAD:
+                    ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
+                else:
+                    factors = factors_of(scales, output, is_output, group, size, BITS)
+                reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
                 sums = _plus_group(
-                    sums, reads, weight, scales, output, is_output, group, size, BITS, IS_FP8, FOLDS, PTX
+                    sums, reads, weight, factors, output, is_output, group, size, BITS, IS_FP8, FOLDS, IS_WHOLE, PTX
                 )
+                if IS_AHEAD:
+                    factors = ahead
     return sums
 
 
@@ -202,14 +222,16 @@ def _numbers(
     is_output = output < num_outputs
     group = tl.program_id(1)
     PARTS: tl.constexpr = 16 // BITS
+    factors = factors_of(scales, output, is_output, group, size, BITS)
     if BITS == 8:
-        numbers, scale = numbers_of_8(weight, scales, output, is_output, group, size, IS_FP8, PTX)
-        factors = (scale, scale)
+        numbers = numbers_of_8(weight, output, is_output, group, size, IS_FP8, False, PTX)
+        own = (factors[0].to(tl.float32), factors[0].to(tl.float32))
     else:
-        numbers, factors = numbers_of_4(weight, scales, output, is_output, group, size, PTX)
+        numbers = numbers_of_4(weight, factors, output, is_output, group, size, False, PTX)
+        own = (scale_of(factors[0]), scale_of(factors[1]), scale_of(factors[2]), scale_of(factors[3]))
     for part in tl.static_range(PARTS):
         column = (group * GROUP + part * (GROUP // PARTS) + tl.arange(0, GROUP // PARTS))[None, :]
-        found = (numbers[part].to(tl.float32) * factors[part].to(tl.float32)).to(tl.bfloat16)
+        found = (numbers[part].to(tl.float32) * own[part]).to(tl.bfloat16)
         at = out + output.to(tl.int64)[:, None] * size + column
         tl.store(at, found, mask=is_output[:, None] & (column < size))
 
@@ -218,8 +240,8 @@ def _numbers(
 def _product(
     vectors, weight, scales, bias, out, parts, arrivals, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    CHUNKS: tl.constexpr, IS_SPLIT: tl.constexpr, FOLDS: tl.constexpr, PTX: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_SUM: tl.constexpr,
+    CHUNKS: tl.constexpr, IS_SPLIT: tl.constexpr, FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_SUM: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
@@ -230,7 +252,7 @@ def _product(
         chunk = tl.program_id(2)
         sums = _product_of_chunk(
             vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
-            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, PTX,
+            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
         )  # fmt: skip
         own = parts + row.to(tl.int64)[None, :] * num_outputs + output[:, None]
         plane = num_rows.to(tl.int64) * num_outputs
@@ -246,14 +268,14 @@ def _product(
     elif CHUNKS == 1:
         sums = _product_of_chunk(
             vectors, weight, scales, output, is_output, row, 0, num_rows, size,
-            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, PTX,
+            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
         )  # fmt: skip
     else:
         sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for chunk in range(CHUNKS):
             sums += _product_of_chunk(
                 vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
-                OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, PTX,
+                OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
             )  # fmt: skip
     if is_last:
         at = out + row.to(tl.int64)[None, :] * num_outputs + output[:, None]
@@ -268,7 +290,7 @@ def _product(
 def _gated_product(
     vectors, weight, scales, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    FOLDS: tl.constexpr, PTX: tl.constexpr,
+    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
@@ -276,20 +298,34 @@ def _gated_product(
     row = _row_of(ROWS, False)
     gates = tl.zeros([OUTPUTS, ROWS], tl.float32)
     ups = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, size, INPUTS):
-        if BITS == 16:
+    if BITS == 16:
+        for start in range(0, size, INPUTS):
             column = start + tl.arange(0, INPUTS)
-            read = _read(vectors, row, column, num_rows, size)
-            gates = tl.dot(read_weights(weight, output, is_output, column, size), read, gates)
-            ups = tl.dot(read_weights(weight, other, is_output, column, size), read, ups)
-        else:
+            read = _read(vectors, row, column, num_rows, size, IS_WHOLE)
+            gates = tl.dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, gates)
+            ups = tl.dot(read_weights(weight, other, is_output, column, size, IS_WHOLE), read, ups)
+    else:
+        IS_AHEAD: tl.constexpr = BITS == 8 and not FOLDS
+        own = factors_of(scales, output, is_output, 0, size, BITS)
+        others = factors_of(scales, other, is_output, 0, size, BITS)
+        for start in range(0, size, INPUTS):
             for part in tl.static_range(0, INPUTS, GROUP):
-                reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS)
                 group = (start + part) // GROUP
+                if IS_AHEAD:
+                    ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
+                    others_ahead = factors_of(scales, other, is_output, group + 1, size, BITS)
+                else:
+                    own = factors_of(scales, output, is_output, group, size, BITS)
+                    others = factors_of(scales, other, is_output, group, size, BITS)
+                reads = _parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
                 gates = _plus_group(
-                    gates, reads, weight, scales, output, is_output, group, size, BITS, IS_FP8, FOLDS, PTX
+                    gates, reads, weight, own, output, is_output, group, size, BITS, IS_FP8, FOLDS, IS_WHOLE, PTX
                 )
-                ups = _plus_group(ups, reads, weight, scales, other, is_output, group, size, BITS, IS_FP8, FOLDS, PTX)
+                ups = _plus_group(
+                    ups, reads, weight, others, other, is_output, group, size, BITS, IS_FP8, FOLDS, IS_WHOLE, PTX
+                )
+                if IS_AHEAD:
+                    own, others = ahead, others_ahead
     found = gates / (1.0 + tl.exp(-gates)) * ups
     mask = (row < num_rows)[None, :] & is_output[:, None]
     tl.store(out + row.to(tl.int64)[None, :] * num_outputs + output[:, None], found.to(out.dtype.element_ty), mask=mask)
