@@ -50,6 +50,7 @@ ARRIVALS = 4096
 """Tiles that a split product has at most."""
 _PROGRAMS = (256, 512)  # that a split product has at least, for fewer than _LONG inputs and for more
 _LONG = 8192
+_WIDE_PROGRAMS = 96  # of more rows, whose programs are larger
 _MAX_CHUNKS = 4
 _SMALL_BYTES = 8 << 20  # of a matrix of 8 bits that more than 128 rows multiply once it is bfloat16
 FIXED = Tiling(32, 32, 128, 4, 4)
@@ -76,7 +77,7 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
 def _spread(tiling: Tiling, matrix: Matrix, num_rows: int) -> Tiling:
     """In so many parts that the device is full."""
     tiles, chunks = num_tiles(tiling, matrix, num_rows), 1
-    wanted = _PROGRAMS[matrix.size >= _LONG] if num_rows <= NARROW_ROWS else _PROGRAMS[0] // 2
+    wanted = _WIDE_PROGRAMS if num_rows > NARROW_ROWS else _PROGRAMS[matrix.size >= _LONG]
     while chunks < _MAX_CHUNKS and tiles * chunks < wanted and 4 * chunks * SPAN <= matrix.size:
         chunks *= 2
     return replace(tiling, chunks=chunks, is_split=True) if chunks > 1 else tiling
