@@ -10,10 +10,11 @@ from test_device_parity import CUDA, model_of, on_device, operations, quiet
 from ahead_rig import NAMES, Kinds
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import Sampling
-from loopwright.engine.cuda.answers import Answers
+from loopwright.engine.cuda.answers import Answers, Ways
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.sampling import SamplingColumns
+from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.sampler import answer
 from questions_rig import assert_same, questions, some_logits
 
@@ -55,10 +56,12 @@ def test_questions_are_answered_on_the_gpu_as_on_the_cpu() -> None:
     logits[1, 40] = torch.nan
     with torch.inference_mode():
         on_gpu = logits.to(CUDA)
-        Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
-        with no_waiting():
-            answers = Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
-        assert_same(answers.results(), answer(logits, asked))
+        ways = Ways(SamplingColumns(CUDA), operations().draw, operations().top, TracedSamplers(CudaCaptures(CUDA)))
+        Answers(on_gpu, asked, ways)
+        for _ in range(5):  # samplers become graphs
+            with no_waiting():
+                answers = Answers(on_gpu, asked, ways)
+            assert_same(answers.results(), answer(logits, asked))
 
 
 def test_a_closed_executor_gives_its_memory_back() -> None:

@@ -165,21 +165,29 @@ def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sa
         assert gap.max() < 0.1
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}])
-def test_draws_of_graphs_are_those_of_launches_one_by_one(filters: dict[str, float]) -> None:
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.7}, {"min_p": 0.1}])
+@pytest.mark.parametrize("adjusting", [{}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "seen": (4, 5)},
+                                       {"logit_bias": {7: 3.0}, "allowed": tuple(range(0, 250, 3))}])  # fmt: skip
+def test_draws_of_graphs_are_those_of_launches_one_by_one(
+    filters: dict[str, float], adjusting: dict[str, object]
+) -> None:
     model = model_of("heads of 64, 4 of a group")
-    samplings = [Sampling(temperature=1.0, seed=seed, **(filters if seed % 2 else {})) for seed in range(5)]
+    fields = [filters if seed % 2 else adjusting for seed in range(5)]
+    samplings = [Sampling(temperature=1.0, seed=seed, **one) for seed, one in enumerate(fields)]
     samplings.append(Sampling(logprobs="processed"))
     found = []
     for has_graphs in (True, False):
         rig = on_device(model, max_rows=8, has_graphs=has_graphs)
         tables = [rig.blocks(40) for _ in samplings]
         rig.rows(*(rig.row(some_tokens(9, place), block_ids=table) for place, table in enumerate(tables)))
-        columns = DecodeRows(tables, [9] * 6, [9] * 6, samplings, [()] * 6, [7] * 6, 0, [1] * 6)
+        written = [[7] for _ in samplings]
+        columns = DecodeRows(tables, [9] * 6, [9] * 6, samplings, written, [7] * 6, 0, [1] * 6)
         sampled, tokens = columns.token_ids, []
         for number in range(20):
             result = rig.step(Batch(decodes=replace(columns, num_steps=number, token_ids=sampled))).decodes
             sampled = result.token_ids
+            for mine, token in zip(written, sampled, strict=True):
+                mine.append(token)
             tokens.append((sampled, [round(one, 3) for one in result.logprobs]))
         found.append(tokens)
     assert found[0] == found[1]
@@ -237,13 +245,14 @@ def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
         Sampling(temperature=1.3, min_p=0.02, seed=9),
         Sampling(temperature=1.0, top_p=0.999, seed=10),
         Sampling(temperature=3.0, top_p=0.97, min_p=0.001, seed=11),
+        Sampling(temperature=2.0, top_k=5000, top_p=0.99, seed=12),
         Sampling(),
     ],
 )
 def test_equal_logits_draw_equal_tokens_on_the_gpu_and_on_the_cpu(sampling: Sampling) -> None:
     logits = torch.randn(64, 128256, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1)) * 4
     logits[:, 5] = logits[:, 7]
-    draw_open = operations().draw_open
-    ids, _ = draw_rows(logits, RowSamplings.of([sampling] * 64, CUDA), np.arange(64) + 100, draw_open)
+    columns = RowSamplings.of([sampling] * 64, CUDA)
+    ids = draw_rows(operations().draw, logits, logits, columns, np.arange(64) + 100)[0]
     on_host = logits.cpu()
     assert ids.tolist() == [choose(row, sampling, 100 + number) for number, row in enumerate(on_host)]

@@ -64,6 +64,7 @@ class DeviceDecoder:
         self._config, self._attention, self._operations = model.config, attention, operations
         self._ranks = model.ranks
         self.cache, self.device = cache, cache.device
+        self.vocab_size = model.config.vocab_size
 
         def placed(name: str) -> Tensor:
             return model.weights[name].to(cache.device, dtype).contiguous()

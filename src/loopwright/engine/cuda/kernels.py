@@ -11,12 +11,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import draw_kernels, product_kernels, tilings, token_kernels
+from loopwright.engine.cuda import adjust_kernels, draw_kernels, product_kernels, tilings, token_kernels, top_kernels
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decode_kernels import attend_paged
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Rotation
-from loopwright.engine.cuda.sampling import Drawn, RowSamplings
+from loopwright.engine.cuda.row_adjustments import AdjustmentTables
+from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -150,8 +151,19 @@ class TritonOperations:
             PARTS=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
 
-    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
-        draw_kernels.draw_open(logits, samplings, numbers, drawn)
+    def draw(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
+        return draw_kernels.draw(logits, scores, samplings, numbers)
+
+    def adjust(self, logits: Tensor, tables: AdjustmentTables) -> Tensor:
+        return adjust_kernels.adjust(logits, tables)
+
+    def note(self, tables: AdjustmentTables, token_ids: Tensor) -> None:
+        adjust_kernels.note(tables, token_ids)
+
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        if values.dtype == torch.float32 and size <= top_kernels.MAX_TOP:
+            return top_kernels.ordered_top(values, size)
+        return ordered_top(values, size)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](

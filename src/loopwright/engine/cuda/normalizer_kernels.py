@@ -1,4 +1,4 @@
-"""The logarithm of each row's sum of exponentials as Triton kernels: added up in one order, however many rows there are.
+"""The logarithm of each row's sum of exponentials as Triton kernels: added up in one order, in any batch.
 
 Called through `sampling.normalizers`. torch's own cuts a row by how many there are.
 """

@@ -12,7 +12,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
 from loopwright.engine.cuda.matrices import Matrix
-from loopwright.engine.cuda.sampling import Drawn, RowSamplings
+from loopwright.engine.cuda.row_adjustments import AdjustmentTables, adjusted_by, counted
+from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
@@ -76,9 +77,24 @@ class Operations(Protocol):
         """Makes the outputs the inputs of the next step, one position on."""
         ...
 
-    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
-        """Draws again for the rows of `drawn` that are open, in place, from all float32 logits [num_rows, vocab_size]
-        that top_k, top_p and min_p leave, with `numbers` float64 [num_rows]."""
+    def draw(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
+        """A token for each row, from what the filters leave of float32 `scores` [num_rows, vocab_size], in which -inf
+        is not allowed, with `numbers` float64 [num_rows]: int32 [3, num_rows] as the outputs of DecodeBuffers. Raw
+        log-probabilities are by `logits`, whose rows fail if these are not finite. typical_p is left out, unless the
+        operations are torch's."""
+        ...
+
+    def adjust(self, logits: Tensor, tables: AdjustmentTables) -> Tensor:
+        """Scores of the first rows: logits after penalties, biases and lists of allowed tokens."""
+        ...
+
+    def note(self, tables: AdjustmentTables, token_ids: Tensor) -> None:
+        """Counts what the first rows chose, int32 [num_rows]."""
+        ...
+
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The largest of values [num_rows, num_ids] and their ids, [num_rows, size] each: falling, the lowest id first
+        on a tie."""
         ...
 
 
@@ -147,8 +163,17 @@ class TorchOperations:
         buffers.outputs[2, :num_rows] = (~logits.isfinite()).any(-1).int() | buffers.failed[:num_rows]
         self.advance(buffers, num_rows)
 
-    def draw_open(self, logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
-        processing.draw_open(logits, samplings, numbers, drawn)
+    def draw(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
+        return processing.draw(logits, scores, samplings, numbers)
+
+    def adjust(self, logits: Tensor, tables: AdjustmentTables) -> Tensor:
+        return adjusted_by(logits, tables)
+
+    def note(self, tables: AdjustmentTables, token_ids: Tensor) -> None:
+        counted(tables, token_ids)
+
+    def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return ordered_top(values, size)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]

@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from loopwright.engine.cuda.few_bits_kernels import (
-    GROUP, factors_of, numbers_of_4, numbers_of_8, read_weights, scale_of, scaled,
+    GROUP,
+    factors_of,
+    numbers_of_4,
+    numbers_of_8,
+    read_weights,
+    scale_of,
+    scaled,
 )  # fmt: skip
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.tilings import FIXED, SPAN, WIDE, WIDE_GATED, Tiling, num_tiles
@@ -103,9 +109,14 @@ def _launch(  # the kernels have no types
     kernel[grid](
         vectors, matrix.values, matrix.scales, *before, out, *after, num_rows, num_outputs, size,
         OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, ROWS=tiling.rows, BITS=_bits(matrix),
-        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, IS_WHOLE=size % SPAN == 0 and SPAN % tiling.inputs == 0, PTX=HAS_PTX, num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages, **options,
+        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, IS_WHOLE=_is_whole(size, tiling), PTX=HAS_PTX,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
+
+
+def _is_whole(size: int, tiling: Tiling) -> bool:
+    """Whether every round of every part has all of its inputs."""
+    return size % SPAN == 0 and SPAN % tiling.inputs == 0
 
 
 def _bits(matrix: Matrix) -> int:
@@ -228,7 +239,9 @@ def _numbers(
         own = (factors[0].to(tl.float32), factors[0].to(tl.float32))
     else:
         numbers = numbers_of_4(weight, factors, output, is_output, group, size, False, PTX)
-        own = (scale_of(factors[0]), scale_of(factors[1]), scale_of(factors[2]), scale_of(factors[3]))
+        own = (  # type: ignore[assignment]  # as many as there are parts
+            scale_of(factors[0]), scale_of(factors[1]), scale_of(factors[2]), scale_of(factors[3]),
+        )  # fmt: skip
     for part in tl.static_range(PARTS):
         column = (group * GROUP + part * (GROUP // PARTS) + tl.arange(0, GROUP // PARTS))[None, :]
         found = (numbers[part].to(tl.float32) * own[part]).to(tl.bfloat16)
