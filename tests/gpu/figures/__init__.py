@@ -6,6 +6,7 @@ from figures.cost import COST
 from figures.decoding import SAMPLING, TPOT
 from figures.exactness import NOISE
 from figures.over_http import HTTP
+from figures.products import PRODUCTS
 from figures.prompts import PREFILL
 from figures.quality import QUALITY
 from figures.ranks import RANKS
@@ -13,16 +14,5 @@ from figures.report import Section
 from figures.suites import AGENTS, MECHANISMS
 
 SECTIONS: tuple[Section, ...] = (
-    TPOT,
-    PREFILL,
-    TTFT,
-    GOODPUT,
-    SAMPLING,
-    HTTP,
-    MECHANISMS,
-    NOISE,
-    COST,
-    QUALITY,
-    AGENTS,
-    RANKS,
-)
+    TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, COST, QUALITY, AGENTS, RANKS, PRODUCTS,
+)  # fmt: skip

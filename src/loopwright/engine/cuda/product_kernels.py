@@ -50,10 +50,11 @@ def add_product(
     _launch_product(vectors, matrix, bias, residual, tiling, arrivals, is_sum=True)
 
 
-def gated_product(vectors: Tensor, gate_up: Matrix, tiling: Tiling) -> Tensor:
-    """silu(gate) · up, gates above ups in `gate_up`: [num_rows, size] → [num_rows, num_outputs / 2]."""
+def gated_product(vectors: Tensor, gate_up: Matrix, tiling: Tiling, *, is_gelu: bool = False) -> Tensor:
+    """silu(gate) · up, or gelu's tanh approximation instead, gates above ups in `gate_up`: [num_rows, size] →
+    [num_rows, num_outputs / 2]."""
     out = torch.empty(len(vectors), gate_up.num_outputs // 2, dtype=vectors.dtype, device=vectors.device)
-    _launch(_gated_product, vectors, gate_up, out, tiling)
+    _launch(_gated_product, vectors, gate_up, out, tiling, IS_GELU=is_gelu)
     return out
 
 
@@ -299,11 +300,20 @@ def _product(
         tl.store(at, sums.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def opened(gates, IS_GELU: tl.constexpr):
+    """silu, or the tanh approximation of gelu: x · sigmoid(x), or of 2 · sqrt(2 / pi) · (x + 0.044715 · x³)."""
+    slope = gates
+    if IS_GELU:
+        slope = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
+    return gates / (1.0 + tl.exp(-slope))
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_product(
     vectors, weight, scales, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
+    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr, IS_GELU: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
@@ -339,6 +349,6 @@ def _gated_product(
                 )
                 if IS_AHEAD:
                     own, others = ahead, others_ahead
-    found = gates / (1.0 + tl.exp(-gates)) * ups
+    found = opened(gates, IS_GELU) * ups
     mask = (row < num_rows)[None, :] & is_output[:, None]
     tl.store(out + row.to(tl.int64)[None, :] * num_outputs + output[:, None], found.to(out.dtype.element_ty), mask=mask)
