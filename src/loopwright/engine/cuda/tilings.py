@@ -34,8 +34,8 @@ class Tiling:
     folds: bool = False
 
 
-PRODUCT = (Tiling(16, 16, 256, 2, 5), Tiling(32, 32, 256, 4, 4))
-GATED = (Tiling(32, 16, 128, 2, 6), Tiling(64, 32, 128, 8, 4))
+PRODUCT = (Tiling(16, 16, 512, 2, 3), Tiling(32, 32, 256, 4, 4))
+GATED = (Tiling(64, 16, 128, 4, 4), Tiling(64, 32, 128, 8, 4))
 """By the most rows: the best of some dozen, measured at Llama's sizes on one H200."""
 FEW_BITS = (
     Tiling(32, 8, 256, 2, 5), Tiling(64, 16, 128, 4, 6), Tiling(64, 32, 128, 4, 5),
