@@ -11,6 +11,7 @@ from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
 from loopwright.core.calls import Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
+from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
@@ -183,6 +184,18 @@ def test_draws_of_graphs_are_those_of_launches_one_by_one(filters: dict[str, flo
         found.append(tokens)
     assert found[0] == found[1]
     assert len({tuple(one) for one, _ in found[0]}) > 5
+
+
+def test_a_large_product_is_added_to_the_residual_without_being_rounded() -> None:
+    from loopwright.engine.cuda.kernels import ADDED_ROWS  # noqa: PLC0415 (there may be no Triton)
+
+    generator, num_rows = torch.Generator(CUDA).manual_seed(0), ADDED_ROWS + 77
+    vectors = torch.randn(num_rows, 768, generator=generator, device=CUDA).bfloat16()
+    matrix = Matrix.of(torch.randn(512, 768, generator=generator, device=CUDA) / 28, "plain", CUDA, torch.bfloat16)
+    residual = torch.randn(num_rows, 512, generator=generator, device=CUDA)
+    expected = residual.double() + vectors.double() @ matrix.values.double().T
+    assert operations().project_onto(residual, vectors, matrix, None) is None
+    assert float((residual - expected).abs().max()) < 1e-4  # a rounded product is off by 1e-2
 
 
 def test_nan_stays_with_those_who_see_it() -> None:

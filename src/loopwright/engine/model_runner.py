@@ -208,9 +208,7 @@ class ModelRunner:
     def _inputs(self, rows: Sequence[ForwardRow]) -> tuple[Tensor, Tensor]:
         """Vectors [num_tokens, hidden_size] and positions [num_tokens] of all rows, one after the other."""
         token_ids = self._token_ids(rows)
-        positions = self._numbers(
-            [one for row in rows for one in (row.positions if row.token_ids else row.input_slots)]
-        )
+        positions = self._numbers(_joined([row.positions if row.token_ids else row.input_slots for row in rows]))
         hidden = self._model.embed(token_ids)
         start = 0
         for row in rows:
@@ -224,9 +222,9 @@ class ModelRunner:
 
     def _token_ids(self, rows: Sequence[ForwardRow]) -> Tensor:
         """Of all inputs [num_tokens]; 0 for a slot."""
-        return self._numbers([one for row in rows for one in row.token_ids or [0] * len(row.input_slots)])
+        return self._numbers(_joined([row.token_ids or [0] * len(row.input_slots) for row in rows]))
 
-    def _numbers(self, numbers: Sequence[int]) -> Tensor:
+    def _numbers(self, numbers: Sequence[int] | NDArray[np.int64]) -> Tensor:
         return torch.tensor(numbers, device=self._device)
 
     def _write_outputs(
@@ -377,6 +375,16 @@ def asked_tokens(rows: Sequence[ForwardRow], ends: Sequence[int]) -> NDArray[np.
         found.update(start + request.index % row.num_tokens for request in row.distributions)
         found.update(range(end - len(row.output_slots), end))
     return np.array(sorted(found), np.int64)
+
+
+def _joined(numbers: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """One after the other. A range is not looked at number by number."""
+    return np.concatenate(
+        [
+            np.arange(one.start, one.stop, one.step) if isinstance(one, range) else np.asarray(one, np.int64)
+            for one in numbers
+        ]
+    )
 
 
 def _first_sample(row: ForwardRow) -> int:

@@ -166,6 +166,9 @@ def _check_mask(mask: Sequence[Visibility], kv_len: int, num_tokens: int) -> Non
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int, error: type[LoopwrightError]) -> None:
-    if ids and not 0 <= min(ids) <= max(ids) < limit:
+    if not ids:
+        return
+    ends = (ids[0], ids[-1]) if isinstance(ids, range) else ids  # a prompt's positions are thousands
+    if not 0 <= min(ends) <= max(ends) < limit:
         wrong = next(one for one in ids if not 0 <= one < limit)
         raise error(f"{field}: {wrong} is outside 0 … {limit - 1}", field=field)

@@ -68,11 +68,12 @@ class _FlashInferRows:
     ) -> None:
         self._windows = cache.windows
         starts = np.cumsum([0, *(row.num_tokens for row in rows)])
-        self._parts: dict[int | None, list[tuple[Tensor | None, Any]]] = {}  # tokens of the batch, None: all of it
+        # Tokens of the batch, None for all of it; whether they have a mask; the wrapper.
+        self._parts: dict[int | None, list[tuple[Tensor | None, bool, Any]]] = {}
         for window in dict.fromkeys(cache.windows):
             masked = [i for i, row in enumerate(rows) if row.mask is not None or window is not None]
             plain = [i for i, row in enumerate(rows) if row.mask is None and window is None]
-            parts: list[tuple[Tensor | None, Any]] = []
+            parts: list[tuple[Tensor | None, bool, Any]] = []
             for members, has_mask in ((plain, False), (masked, True)):
                 if not members:
                     continue
@@ -84,7 +85,7 @@ class _FlashInferRows:
                     seen = visible(chosen, cache.positions, positions[tokens], window)
                     mask = torch.cat([one.flatten() for one in seen])
                 wrapper = attention.prefill(PageLists.of_rows(chosen), mask, window)
-                parts.append((tokens if len(members) < len(rows) else None, wrapper))
+                parts.append((tokens if len(members) < len(rows) else None, has_mask, wrapper))
             self._parts[window] = parts
         self._layers = cache.layers
 
@@ -92,8 +93,14 @@ class _FlashInferRows:
         parts = self._parts[self._windows[layer]]
         kv = self._layers[layer]
         if len(parts) == 1:
-            return parts[0][1].run(query, kv).flatten(1)  # type: ignore[no-any-return]
+            return _run(parts[0][2], query, kv, has_mask=parts[0][1])
         output = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
-        for tokens, wrapper in parts:
-            output[tokens] = wrapper.run(query[tokens], kv).flatten(1)
+        for tokens, has_mask, wrapper in parts:
+            output[tokens] = _run(wrapper, query[tokens], kv, has_mask=has_mask)
         return output
+
+
+def _run(wrapper: Any, query: Tensor, kv: Tensor, *, has_mask: bool) -> Tensor:  # noqa: ANN401 (FlashInfer has no types)
+    """FlashInfer's own output begins as zeros, for tokens that see nothing; without a mask all see something."""
+    found: Tensor = wrapper.run(query, kv, out=None if has_mask else torch.empty_like(query))
+    return found.flatten(1)
