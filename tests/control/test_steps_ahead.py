@@ -399,30 +399,6 @@ async def test_who_came_while_a_step_ran_is_with_the_engine_before_its_result_is
     assert found == [token_after(tokens, SAMPLING) for tokens in ((5, 6), (7, 8))]
 
 
-async def test_an_idle_device_has_its_step_under_way_before_anything_else_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rig = Rig(is_ahead=True)
-    run = rig.open("a")
-    done: list[str] = []
-    submit = rig.executor.submit
-
-    def noted_submit(batch: Batch) -> Future[StepResult]:
-        done.append("submit")
-        return submit(batch)
-
-    monkeypatch.setattr(rig.executor, "submit", noted_submit)
-    monkeypatch.setattr(rig.executor, "await_launch", lambda timeout_s: done.append("launch"), raising=False)
-    rig.controller._launching = rig.executor
-    async with serving(rig) as executor:
-        run.submit(segment(max_tokens=3))
-        await turns()
-        assert done == ["submit", "launch", "submit"], "the second is ahead: the device has something to do meanwhile"
-        executor.release_first()
-        await turns()
-    assert done == ["submit", "launch", "submit", "submit"]
-
-
 async def turns() -> None:
     """For control to take what came."""
     for _ in range(20):

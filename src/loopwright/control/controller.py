@@ -38,7 +38,7 @@ from loopwright.core.calls import QueueCall, SetPriority, WatchCall
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
-from loopwright.core.executor import Executor, Launching
+from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.instrument import SILENT, Meter
@@ -48,8 +48,6 @@ from loopwright.core.results import Completion
 
 if TYPE_CHECKING:
     from loopwright.control.ordering import OpenCall
-
-MAX_LAUNCH_S = 0.002  # for which the loop waits until an idle device has its step
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +71,6 @@ class Controller:
     ) -> None:
         shape = executor.shape
         self._executor = executor
-        self._launching = executor if isinstance(executor, Launching) else None
         self._model_info = model_info
         self._clock = clock
         self._config = config
@@ -174,9 +171,10 @@ class Controller:
                 await self._wait_for_change(hold_s)
                 continue
             was_idle = not submitted
-            began_s = self._submit_all(submitted)
+            self._submit_all(submitted)
             if was_idle and submitted:
-                waited_s, idle_from_s = began_s - idle_from_s, began_s
+                waited_s = self._clock.now_s() - idle_from_s
+                idle_from_s += waited_s
             self._calls.decoded.tell()  # of the step before
             if not submitted:
                 await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
@@ -196,17 +194,10 @@ class Controller:
                 self._take_step(result)
             waited_s, idle_from_s = 0.0, ended_s if submitted else self._clock.now_s()
 
-    def _submit_all(self, submitted: deque[tuple[Batch, Future[StepResult]]]) -> float:
-        """Adds steps, as many as the engine takes and as can be formed now. When the first one was, if there was none:
-        then a device has nothing to do, and its thread goes before what else there is to do here."""
-        began_s = 0.0
+    def _submit_all(self, submitted: deque[tuple[Batch, Future[StepResult]]]) -> None:
+        """Adds steps, as many as the engine takes and as can be formed now."""
         while len(submitted) < self._max_running and (batch := self._formed()) is not None:
             submitted.append((batch, self._submitted(batch)))
-            if len(submitted) == 1:
-                began_s = self._clock.now_s()
-                if self._launching is not None:
-                    self._launching.await_launch(MAX_LAUNCH_S)
-        return began_s
 
     def _note_step(self, batch: Batch, busy_s: float, waited_s: float) -> None:
         """The engine had this step alone for so long, and before it nothing for so long."""

@@ -5,7 +5,7 @@ Implemented by the engine, by its scripted double and by fakes in tests.
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias
 
 from loopwright.core.batch import Batch, StepResult
 
@@ -41,14 +41,4 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Ends the executor's thread and frees its memory; later submits fail."""
-        ...
-
-
-@runtime_checkable
-class Launching(Protocol):
-    """An executor whose batches are computed elsewhere once a thread of this process has launched them."""
-
-    def await_launch(self, timeout_s: float) -> None:
-        """Waits until all that was submitted is under way, if that does not take longer. Meanwhile the thread that
-        launches has the interpreter for itself: on each of its hundred calls it would lose it to one that computes."""
         ...

@@ -31,11 +31,6 @@ class BatchQueue:
             self._waiting.put((batch, future))
         return future
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits to be taken."""
-        return self._waiting.empty()
-
     def close(self) -> None:
         """What was submitted is still taken. May be called twice."""
         with self._lock:

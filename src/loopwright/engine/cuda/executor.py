@@ -83,10 +83,6 @@ class DeviceExecutor:
     def submit(self, batch: Batch) -> Future[StepResult]:
         return self._pipeline.submit(batch)
 
-    def await_launch(self, timeout_s: float) -> None:
-        """As core.executor.Launching."""
-        self._pipeline.await_launch(timeout_s)
-
     def close(self) -> None:
         """Weights, KV and graphs are given back; they are the runner's, which only the threads knew."""
         self._pipeline.close()

@@ -31,7 +31,6 @@ class Pipeline:
         self, name: str, launch: Callable[[Batch], UnderWay], scope: Callable[[], AbstractContextManager[object]]
     ) -> None:
         self._queue = BatchQueue()
-        self._has_launched = threading.Event()  # nothing waits to be
         self._launched: SimpleQueue[tuple[Future[StepResult], Callable[[], StepResult]] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._launch_all, args=(launch, scope), name=f"{name}-launch", daemon=True),
@@ -41,12 +40,7 @@ class Pipeline:
             thread.start()
 
     def submit(self, batch: Batch) -> Future[StepResult]:
-        self._has_launched.clear()
         return self._queue.submit(batch)
-
-    def await_launch(self, timeout_s: float) -> None:
-        """As core.executor.Launching."""
-        self._has_launched.wait(timeout_s)
 
     def close(self) -> None:
         """Runs what was submitted, then ends the threads. May be called twice."""
@@ -64,8 +58,6 @@ class Pipeline:
                 except Exception as error:  # noqa: BLE001 (told on the reading thread, in its turn)
                     read = _raiser(error)
                 self._launched.put((future, read))
-                if self._queue.is_empty:
-                    self._has_launched.set()
                 del batch, future, read  # an idle thread keeps no results alive
         self._launched.put(None)
 
