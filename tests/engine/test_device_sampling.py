@@ -11,9 +11,10 @@ import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun
-from loopwright.engine.cuda.answers import Answers, Fed
-from loopwright.engine.cuda.processing import draw_open
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, RowSamplings, SamplingColumns, draw_rows
+from loopwright.engine.cuda.answers import Answers, Fed, Ways
+from loopwright.engine.cuda.processing import draw as draw_by_sorting
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, ordered_top
+from loopwright.engine.cuda.traced_graphs import Found, TracedSamplers
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
 from loopwright.engine.sampler import Question, answer
 from loopwright.sdk import tensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from loopwright.core.batch import RowResult
 
 CPU = torch.device("cpu")
+WAYS = Ways(SamplingColumns(CPU), draw_by_sorting, ordered_top, TracedSamplers())
 
 
 FILTERS = [
@@ -58,7 +60,8 @@ def test_rows_drawn_together_are_drawn_as_each_by_itself(vocab_size: int, temper
         for place, fields in enumerate(itertools.chain(*[FILTERS] * 3))
     ]  # fmt: skip
     positions = np.arange(len(samplings)) * 7
-    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
+    outputs = draw_rows(draw_by_sorting, logits, logits, RowSamplings.of(samplings, CPU), positions)
+    ids, logprobs = outputs[0], outputs[1].view(torch.float32)
     expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
     for row, result in enumerate(expected):
         assert int(ids[row]) == result.token_id
@@ -77,7 +80,7 @@ def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
 
 
 def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
-    return Answers(logits, asked, SamplingColumns(CPU), draw_open, fed).results()
+    return Answers(logits, asked, WAYS, fed).results()
 
 
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
@@ -137,24 +140,60 @@ def test_a_vector_that_a_sampler_carries_is_not_kept_by_a_row_for_all(monkeypatc
     run = SamplerRun(traced(SAMPLERS["presence"], STATES["presence"]), initial(STATES["presence"]))
     asked = [Question((), Sampling(), 3, sampler=run)] * 3
     logits = some_logits(3, 260)
-    answers = Answers(logits, asked, SamplingColumns(CPU), draw_open)
+    answers = Answers(logits, asked, WAYS)
     assert_same(answers.results(), answer(logits, asked))
     for state in answers.states.values():
         assert len(state.columns["counts"]) == 1
         assert state.columns["counts"].untyped_storage().nbytes() == 8 * 260
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_a_nucleus_that_is_larger_than_what_was_sorted_is_drawn_from_all(temperature: float) -> None:
-    wide = [{"top_p": 0.99}, {"top_p": 0.97, "min_p": 0.01}, {"top_k": 1000, "top_p": 0.999}, {"top_p": 0.01}, {}]
-    samplings = [
-        Sampling(temperature=temperature, seed=place, logprobs="processed", **one) for place, one in enumerate(wide)
-    ]
-    samplings.append(Sampling())
-    logits = some_logits(6, 5 * MAX_CANDIDATES, spread=0.3)
-    logits[2] = logits[2].round()  # more tie with the thousandth than were sorted
-    positions = np.arange(6) + 4
-    ids, logprobs = draw_rows(logits, RowSamplings.of(samplings, CPU), positions, draw_open)
-    expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
-    assert ids.tolist() == [one.token_id for one in expected]
-    assert logprobs.tolist() == pytest.approx([one.logprob for one in expected], abs=1e-4)
+class Static:
+    """A captured function where nothing captures: what it found lies where it lay the first time."""
+
+    def __init__(self, run: Callable[[], Found]) -> None:
+        self._run, self._found = run, run()
+
+    def replay(self) -> Found:
+        now = self._run()
+        for name in ("token_ids", "scores", "value", "failed"):
+            if (tensor_now := getattr(now, name)) is not None:
+                getattr(self._found, name).copy_(tensor_now)
+        for name, one in now.states.items():
+            self._found.states[name].copy_(one.clone())
+        return self._found
+
+
+def test_a_sampler_that_comes_again_becomes_a_graph_with_the_same_answers() -> None:
+    """Of any number of rows, each of which keeps what it carries."""
+    captured: list[Static] = []
+    samplers = TracedSamplers(lambda run: captured.append(Static(run)) or captured[-1])
+    ways = Ways(SamplingColumns(CPU), draw_by_sorting, ordered_top, samplers)
+    for name, function in SAMPLERS.items():
+        graph, state = traced(function, STATES.get(name)), initial(STATES.get(name))
+        runs, before = [SamplerRun(graph, state)] * 4, len(captured)
+        for number in range(8):
+            logits = some_logits(len(runs), 260, seed=number)
+            asked = [Question((), Sampling(temperature=1.0 if name in ("top_five", "ranks", "presence", "odd_places")
+                                           else 0.0, seed=place), number, sampler=one)
+                     for place, one in enumerate(runs)]  # fmt: skip
+            found, wanted = Answers(logits, asked, ways).results(), answer(logits, asked)
+            assert_same(found, wanted)
+            runs = [SamplerRun(graph, state, one.sampler_state) for one in found][: 4 - (number == 5)]
+        assert len(captured) == before + 1, name
+
+
+def test_few_graphs_of_samplers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.engine.cuda.traced_graphs.MAX_GRAPHS", 2)
+    samplers = TracedSamplers(Static)
+    graphs = [traced(SAMPLERS[name]) for name in ("greedy", "plain_draw", "nucleus")]
+    sent = torch.zeros(2, 1, dtype=torch.float64)
+    for graph in [*graphs, graphs[0]] * 6:
+        samplers.run(graph, [SamplerRun(graph, {})], some_logits(1, 260), sent)
+        assert len(samplers._kept) <= 2
+
+
+def test_of_those_that_tie_for_the_last_place_the_lowest_ids_are_listed() -> None:
+    values = torch.zeros(2, 3000)
+    values[1, 2000:] = 1.0
+    for dtype in (torch.float32, torch.float64):
+        assert ordered_top(values.to(dtype), 3)[1].tolist() == [[0, 1, 2], [2000, 2001, 2002]]

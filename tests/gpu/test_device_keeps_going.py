@@ -1,7 +1,7 @@
 """On a GPU: no kind of row makes the host wait within a step, and what is chosen there is what the CPU would choose."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -10,12 +10,14 @@ from test_device_parity import CUDA, model_of, on_device, operations, quiet
 from ahead_rig import NAMES, Kinds
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import Sampling
-from loopwright.engine.cuda.answers import Answers
+from loopwright.engine.cuda.answers import Answers, Ways
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.sampling import SamplingColumns
+from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.sampler import answer
 from questions_rig import assert_same, questions, some_logits
+from runner_rig import runs_of, some_tokens
 
 NUM_STEPS = 21
 
@@ -49,16 +51,42 @@ def test_all_kinds_in_one_step_are_launched_without_waiting() -> None:
     assert len(found) == NUM_STEPS
 
 
+@pytest.mark.parametrize("name", ["heads of 128, 4 of a group", "windows everywhere", "Gemma 3", "experts"])
+def test_masks_drafts_and_slots_are_launched_without_waiting(name: str) -> None:
+    """Beside a row that decodes; of models that FlashInfer has kernels for all of them have a mask."""
+    rig = on_device(model_of(name), max_rows=8)
+    mask = tuple(runs_of([place % 5 != 2 or place == own for place in range(own + 1)]) for own in range(20, 24))
+    is_ours = name in ("windows everywhere", "Gemma 3")
+    for is_watched in (False, True):  # kernels are compiled in the first
+        tables = [rig.blocks(40) for _ in range(5)]
+        rig.rows(*(rig.row(some_tokens(20, place), block_ids=table) for place, table in enumerate(tables)))
+        rows = [
+            ForwardRow(tables[0], 20, [20], [9], sampling=Sampling(), sample_position=21),
+            ForwardRow(tables[1], 20, range(20, 24), [9, 1, 2, 3], sampling=Sampling(), num_drafts=3, mask=mask,
+                       sample_position=24),
+            ForwardRow(tables[2], 20, [20], [9], mask=mask[:1], sampling=Sampling(), sample_position=21,
+                       output_slots=[9]),
+        ]  # fmt: skip
+        if is_ours:
+            rows.append(ForwardRow(tables[3], 20, [20, 21], [4, 5], sampling=Sampling(), sample_position=22))
+        with torch.inference_mode(), no_waiting() if is_watched else nullcontext():
+            launched = rig.runner.launch(Batch(rows=rows))
+        results = launched.result().rows
+    assert [one.error for one in results] == [None] * len(rows)
+
+
 def test_questions_are_answered_on_the_gpu_as_on_the_cpu() -> None:
     asked = questions()
     logits = some_logits(len(asked), seed=2)
     logits[1, 40] = torch.nan
     with torch.inference_mode():
         on_gpu = logits.to(CUDA)
-        Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
-        with no_waiting():
-            answers = Answers(on_gpu, asked, SamplingColumns(CUDA), operations().draw_open)
-        assert_same(answers.results(), answer(logits, asked))
+        ways = Ways(SamplingColumns(CUDA), operations().draw, operations().top, TracedSamplers(CudaCaptures(CUDA)))
+        Answers(on_gpu, asked, ways)
+        for _ in range(5):  # samplers become graphs
+            with no_waiting():
+                answers = Answers(on_gpu, asked, ways)
+            assert_same(answers.results(), answer(logits, asked))
 
 
 def test_a_closed_executor_gives_its_memory_back() -> None:

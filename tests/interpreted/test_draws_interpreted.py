@@ -1,29 +1,99 @@
-"""Draws from more tokens than are sorted, by the kernel, beside the sampler that does one row after the other."""
+"""Draws, and what acts before them, by the kernels, beside the sampler that does one row after the other."""
+
+import itertools
 
 import numpy as np
+import pytest
 import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.engine.cuda.kernels import TritonOperations
+from loopwright.engine.cuda.operations import TorchOperations
+from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
-from loopwright.engine.sampler import choose
+from loopwright.engine.sampler import Question, answer, choose
 
 CPU = torch.device("cpu")
+FILTERS = [
+    {},
+    {"top_p": 0.97},
+    {"top_k": 50},
+    {"top_p": 0.999, "min_p": 0.001},
+    {"top_k": 1, "top_p": 0.2},
+    {"top_k": 3000, "top_p": 0.6},
+    {"top_k": 9000},
+    {"min_p": 0.2},
+    {"top_p": 0.01},
+]
 
 
-def test_each_row_draws_from_its_own_open_nucleus() -> None:
+def some_rows(num: int, spread: float) -> torch.Tensor:
+    logits = torch.randn(num, 5003, generator=torch.Generator().manual_seed(7)) * spread
+    logits[:, 5] = logits[:, 4999] = logits[:, 7]
+    logits[1::3] = (logits[1::3] * 2).round() / 2  # hundreds tie, on both sides of where programs meet
+    logits[2::3, 5000:] = -0.0
+    return logits
+
+
+@pytest.mark.parametrize(("spread", "temperature"), [(1.0, 2.0), (5.0, 0.7), (0.01, 0.5)])
+def test_each_row_draws_from_what_its_own_filters_leave(spread: float, temperature: float) -> None:
     """Rows that ask for different things beside each other: each is read by its own place in the columns."""
     samplings = [
-        Sampling(temperature=3.0, top_p=0.97, seed=1),
-        Sampling(temperature=1.0, top_k=50, seed=2),
-        Sampling(temperature=2.0, top_p=0.999, min_p=0.001, seed=3),
-        Sampling(),
-        Sampling(temperature=1.5, top_p=0.99, seed=4),
-    ] * 2
-    logits = torch.randn(len(samplings), 5003, generator=torch.Generator().manual_seed(7))
-    logits[:, 5] = logits[:, 7]
-    ids, _ = draw_rows(
-        logits, RowSamplings.of(samplings, CPU), np.arange(len(samplings)) + 100, TritonOperations().draw_open
-    )
-    rows = zip(logits, samplings, strict=True)
-    assert ids.tolist() == [choose(row, sampling, 100 + number) for number, (row, sampling) in enumerate(rows)]
+        Sampling(temperature=temperature, seed=place, logprobs="processed" if place % 2 else "raw", **one)
+        for place, one in enumerate(itertools.chain(FILTERS, FILTERS, FILTERS))
+    ]
+    samplings[4] = Sampling()
+    samplings[11] = Sampling(logprobs="processed")
+    logits = some_rows(len(samplings), spread)
+    positions = np.arange(len(samplings)) + 100
+    columns = RowSamplings.of(samplings, CPU)
+    found = draw_rows(TritonOperations().draw, logits, logits, columns, positions)
+    expected = answer(logits, [Question((), one, int(at)) for one, at in zip(samplings, positions, strict=True)])
+    assert found[0].tolist() == [one.token_id for one in expected]
+    assert found[1].view(torch.float32).tolist() == pytest.approx([one.logprob for one in expected], abs=1e-4)
+    assert not found[2].any()
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}])
+def test_kinds_of_launches_draw_alike_and_numbers_at_the_ends_fall_on_what_is_kept(filters: dict[str, float]) -> None:
+    logits = some_rows(3, 1.0)
+    columns = RowSamplings.of([Sampling(temperature=1.0, **filters)] * 3, CPU)
+    for number in (0.0, 1 - 2.0**-53):
+        numbers = torch.full((3,), number, dtype=torch.float64)
+        found = TritonOperations().draw(logits, logits, columns, numbers)
+        assert torch.equal(found[0], TorchOperations().draw(logits, logits, columns, numbers)[0])
+
+
+def test_a_row_that_is_not_finite_fails_alone_and_what_is_not_allowed_is_no_failure() -> None:
+    logits = some_rows(4, 1.0)
+    logits[1, 4500], logits[2, 3] = torch.nan, -torch.inf
+    scores = logits.clone()
+    scores[3] = torch.where(torch.arange(5003) % 1000 == 1, scores[3], -torch.inf)
+    samplings = [Sampling(temperature=1.0, top_p=0.9, seed=3)] * 3 + [Sampling(temperature=1.0, top_k=40, seed=3)]
+    found = draw_rows(TritonOperations().draw, logits, scores, RowSamplings.of(samplings, CPU), np.arange(4))
+    assert found[2].tolist() == [0, 1, 1, 0]
+    assert int(found[0, 0]) == choose(logits[0], samplings[0], 0)
+    assert int(found[0, 3]) == choose(scores[3], samplings[3], 3)
+    assert int(found[0, 3]) % 1000 == 1
+
+
+def test_rows_are_adjusted_by_their_lines_and_what_they_choose_is_counted_there() -> None:
+    logits, tables = some_rows(5, 3.0), AdjustmentTables.make(6, 5003, CPU)
+    tables.lines[:5] = torch.tensor([3, -1, 0, -1, 5], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(1)
+    tables.counts[:] = torch.randint(0, 5, (6, 5003), generator=generator)
+    tables.biases[3, ::2], tables.biases[0, 100:] = 1.5, -torch.inf
+    tables.penalties[[0, 3, 5]] = torch.tensor([[1.3, 0.5, 0.25], [1e-39, 0.0, -2.0], [1.0, 0.0, 0.0]]).double()
+    operations, before = (TritonOperations(), TorchOperations()), tables.counts.clone()
+    mine, theirs = (one.adjust(logits, tables) for one in operations)
+    assert torch.equal(mine, theirs)
+    assert torch.equal(mine[1], logits[1])
+    assert not torch.equal(mine[0], logits[0])
+    counts = []
+    for one in operations:
+        tables.counts.copy_(before)
+        one.note(tables, torch.tensor([5, 5, 5002, 0, 9], dtype=torch.int32))
+        counts.append(tables.counts.clone())
+    assert torch.equal(*counts)
+    changed = (counts[0] - before).nonzero().tolist()
+    assert changed == [[0, 5002], [3, 5], [5, 9]]

@@ -45,7 +45,7 @@ AFTER = """## Answers
   token that is no text by itself is written as `bytes:\\xf0\\x9f`; a control token is written out and has no bytes.
 - A stream's chunks join to the whole answer. What is ready together comes as one chunk, so a slow reader gets fewer
   and larger ones; one that reads nothing for `server.stall_s`, 30 seconds, is cut off, and its run
-  ends.
+  ends. One that has nothing to say for 15 seconds has a comment (`: alive`), which clients leave out.
 
 ## Tools
 

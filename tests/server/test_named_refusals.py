@@ -56,6 +56,16 @@ async def test_a_query_that_is_known_is_read() -> None:
         ("/v1/responses", {"input": "x", "max_tokens": 1}, "did you mean max_output_tokens"),
         ("/v1/messages", {"messages": HI, "max_tokens": 1, "stop_sequence": []}, "did you mean stop_sequences?"),
         ("/v1/responses", {"input": "x", "max_tool_calls": -1}, "max_tool_calls: Expected `int` >= 1"),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "stream_options": {"include_usag": True}},
+            "did you mean include_usage or",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "tools": [{"functon": {}}]},
+            "tools[0].functon: is not a known field; did you mean function?",
+        ),
     ],
 )
 async def test_a_field_that_nobody_knows_has_the_nearest_one_for_a_hint(path: str, body: Any, said: str) -> None:

@@ -12,11 +12,14 @@ from loopwright.bench.sessions import QUEUE, Caller, segment_call
 from loopwright.bench.together import all_of
 from loopwright.compose.small_engine import open_small_engine
 from loopwright.control.config import ControlConfig
+from loopwright.control.controller import Controller
+from loopwright.control.scheduler import Scheduler
 from loopwright.core.calls import CreateQueue, Generate, Grammar, Sampling, Watch
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlStats
 from loopwright.core.executor import Executor
-from loopwright.core.results import Segment
+from loopwright.core.ids import CallId, RunId
+from loopwright.core.results import Progress, Segment
 from loopwright.engine.byte_model import byte_model
 from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer
@@ -96,3 +99,61 @@ async def test_answers_are_those_of_one_step_at_a_time(max_rows: int, is_device:
             assert one.sampler_state[name] == expected_value, number
     if max_rows == 256:  # of turns, how many are ahead is a matter of time
         assert stats.num_wasted_rows > 0, "some end by a token, while another step is ahead"
+
+
+async def disturbed(control: Controller, number: int) -> Segment | None:
+    """One in four is interrupted after some tokens, one in seven cancelled: None."""
+    with Caller(control, f"run-{number}") as caller:
+        await caller.call(CreateQueue(queue=QUEUE))
+        session, num_tokens = caller._session, 0
+        session.submit(CallId(9), replace(disturbed_call(number), progress=True))
+        while True:
+            for one in await session.receive():
+                assert one.error is None
+                if isinstance(one.result, Segment):
+                    return one.result
+                num_tokens += len(one.result.tokens) if isinstance(one.result, Progress) else 0
+            if num_tokens > 5 + number % 5 and number % 4 == 1:
+                session.interrupt(CallId(9))
+            elif num_tokens > 5 and number % 7 == 2:
+                return None  # closing cancels it
+
+
+def disturbed_call(number: int) -> Generate:
+    """As `call_of`, of kinds that decode as one group, and longer."""
+    call = segment_call(30 + number % 30, prompt_len=20, first_token=number)
+    return replace(call, **KINDS[number % 4](number))
+
+
+async def test_runs_that_are_suspended_stopped_or_cancelled_on_a_device_leave_every_answer_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks for a few of the runs at a time: rows are taken out of steps that are ahead, and come back."""
+    numbers, expected = range(NUM_RUNS), []
+    async with open_small_engine(VOCAB_SIZE, SystemClock(), ControlConfig()) as control:
+        for number in numbers:
+            with Caller(control, f"run-{number}") as caller:
+                await caller.call(CreateQueue(queue=QUEUE))
+                expected.append(await caller.call(disturbed_call(number)))
+    suspended = []
+    suspend = Scheduler.suspend
+
+    def noted(scheduler: Scheduler, run_id: RunId) -> None:
+        suspended.append(run_id)
+        suspend(scheduler, run_id)
+
+    monkeypatch.setattr(Scheduler, "suspend", noted)
+    executor = device_executor(byte_model(vocab_size=VOCAB_SIZE), num_blocks=13)
+    config = ControlConfig(steps_ahead="on")
+    async with open_small_engine(VOCAB_SIZE, SystemClock(), config, executor) as control:
+        found = await all_of(disturbed(control, number) for number in numbers)
+        stats = await control.stats()
+    assert suspended, "nobody ran out of blocks"
+    assert stats.num_wasted_rows > 0
+    reasons = {None if one is None else one.reason for one in found}
+    assert reasons >= {None, "interrupted", "stop_token", "length"}
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert isinstance(other, Segment)
+        if one is not None:
+            assert one.tokens == other.tokens[: len(one.tokens)], number
+            assert one.reason == ("interrupted" if number % 4 == 1 and one.reason != other.reason else other.reason)

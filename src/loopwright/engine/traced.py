@@ -57,12 +57,13 @@ def state_value(numbers: NDArray[np.float64]) -> StateValue:
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedRows:
     """Rows of one graph: `scores` as of TracedRow, [num_rows, vocab_size]; `positions` and the `numbers` of their draws
-    float64 [num_rows, 1]."""
+    float64 [num_rows, 1]; what they carry, as of TensorState; and the graph's sparse vectors by their nodes' places."""
 
-    runs: Sequence[SamplerRun]
     scores: Tensor
     positions: Tensor
     numbers: Tensor
+    states: Mapping[str, Tensor]
+    sparse: Mapping[int, Tensor]
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +86,7 @@ def run_samplers(rows: Sequence[TracedRow]) -> list[TracedAnswer]:
     answers: dict[int, TracedAnswer] = {}
     for graph, places in by_graph([row.run for row in rows]).items():
         mine = [rows[place] for place in places]
-        found = run_graph(graph, _together(mine))
+        found = run_graph(graph, _together(graph, mine))
         failures = ("", *found.failures)
         for number, (place, failed) in enumerate(zip(places, found.failed.tolist(), strict=True)):
             # A copy: a view of one row would keep those of all.
@@ -102,6 +103,21 @@ def by_graph(runs: Sequence[SamplerRun]) -> dict[TracedSampler, list[int]]:
     return groups
 
 
+def carried(
+    graph: TracedSampler, runs: Sequence[SamplerRun], vocab_size: int, device: torch.device
+) -> dict[str, Tensor]:
+    """What the rows begin their token with, as of TensorState."""
+    return {
+        state.name: _carried(runs, state.name, vocab_size if state.is_vector else 1, device) for state in graph.states
+    }
+
+
+def sparse_vectors(graph: TracedSampler, vocab_size: int, device: torch.device) -> dict[int, Tensor]:
+    """Of the graph's nodes, by place: float64 [vocab_size]."""
+    nodes = [(place, node) for place, node in enumerate(graph.nodes) if node.op == "sparse"]
+    return {place: _sparse_vector(node.entries, vocab_size, device) for place, node in nodes}
+
+
 def run_graph(graph: TracedSampler, rows: TracedRows) -> TracedResults:
     """Runs the graph for its rows, and waits for nothing that it computes."""
     running = _Running(rows)
@@ -109,7 +125,7 @@ def run_graph(graph: TracedSampler, rows: TracedRows) -> TracedResults:
     nothing = torch.empty(0, 0)
     for place, node in enumerate(graph.nodes):
         inputs = [running.values[one] for one in node.inputs]
-        running.values.append(_evaluate(running, graph, node, inputs))
+        running.values.append(_evaluate(running, place, node, inputs))
         for one in node.inputs:
             if last_use[one] == place:
                 running.values[one] = nothing  # a vector of a large vocabulary is too much to keep for every node
@@ -153,15 +169,18 @@ class _Running:
         return torch.full((self.num_rows, 1), number, dtype=torch.float64, device=self.rows.device)
 
 
-def _together(rows: Sequence[TracedRow]) -> TracedRows:
+def _together(graph: TracedSampler, rows: Sequence[TracedRow]) -> TracedRows:
+    device, vocab_size = rows[0].scores.device, len(rows[0].scores)
+
     def column(numbers: Sequence[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=rows[0].scores.device).view(-1, 1)
+        return torch.tensor(numbers, dtype=torch.float64, device=device).view(-1, 1)
 
     return TracedRows(
-        [row.run for row in rows],
         torch.stack([row.scores for row in rows]),
         column([row.position for row in rows]),
         column([uniform(row.seed, row.position) for row in rows]),
+        carried(graph, [row.run for row in rows], vocab_size, device),
+        sparse_vectors(graph, vocab_size, device),
     )
 
 
@@ -172,14 +191,16 @@ def _last_uses(graph: TracedSampler) -> dict[int, int]:
     return last_use
 
 
-def _evaluate(running: _Running, graph: TracedSampler, node: SamplerNode, inputs: Sequence[Tensor]) -> Tensor:
+def _evaluate(running: _Running, place: int, node: SamplerNode, inputs: Sequence[Tensor]) -> Tensor:
     simple = _SIMPLE.get(node.op)
     if simple is not None:
         return simple(*inputs)
     leaf = _LEAVES.get(node.op)
     if leaf is not None:
-        return leaf(running, graph, node)
+        return leaf(running, node)
     match node.op:
+        case "sparse":
+            return running.rows.sparse[place].expand(running.num_rows, -1)
         case "kth":
             return inputs[0].topk(node.k, dim=-1).values.amin(-1, keepdim=True)
         case "take":
@@ -190,13 +211,10 @@ def _evaluate(running: _Running, graph: TracedSampler, node: SamplerNode, inputs
             raise AssertionError(f"{node.op} has no meaning here")
 
 
-def _states(running: _Running, graph: TracedSampler, node: SamplerNode) -> Tensor:
-    is_vector = next(state.is_vector for state in graph.states if state.name == node.name)
-    size = running.vocab_size if is_vector else 1
-    runs = running.rows.runs
-    if (whole := _unchanged(runs, node.name)) is not None:
+def _carried(runs: Sequence[SamplerRun], name: str, size: int, device: torch.device) -> Tensor:
+    if (whole := _unchanged(runs, name)) is not None:
         return whole
-    return torch.cat([_state_of(run, node.name, size, running.rows.device) for run in runs])
+    return torch.cat([_state_of(run, name, size, device) for run in runs])
 
 
 def _unchanged(runs: Sequence[SamplerRun], name: str) -> Tensor | None:
@@ -209,10 +227,6 @@ def _unchanged(runs: Sequence[SamplerRun], name: str) -> Tensor | None:
         if not isinstance(state, TensorState) or state.columns is not first.columns or state.row != place:
             return None
     return first.columns[name]
-
-
-def _sparse(running: _Running, _: TracedSampler, node: SamplerNode) -> Tensor:
-    return _sparse_vector(node.entries, running.vocab_size, running.rows.device).expand(running.num_rows, -1)
 
 
 @lru_cache(maxsize=32)
@@ -277,14 +291,13 @@ _SIMPLE: dict[str, Callable[..., Tensor]] = {
     "mass_before": _mass_before,
 }
 
-_LEAVES: dict[str, Callable[[_Running, TracedSampler, SamplerNode], Tensor]] = {
-    "scores": lambda running, _graph, _node: running.rows.scores,
-    "state": _states,
-    "constant": lambda running, _, node: running.column(float(node.value or 0.0)),
-    "sparse": _sparse,
-    "ids": lambda running, _graph, _node: torch.arange(
-        running.vocab_size, dtype=torch.float64, device=running.rows.device
-    ).expand(running.num_rows, -1),
-    "position": lambda running, _graph, _node: running.rows.positions,
-    "uniform": lambda running, _graph, _node: running.rows.numbers,
+_LEAVES: dict[str, Callable[[_Running, SamplerNode], Tensor]] = {
+    "scores": lambda running, _: running.rows.scores,
+    "state": lambda running, node: running.rows.states[node.name],
+    "constant": lambda running, node: running.column(float(node.value or 0.0)),
+    "ids": lambda running, _: torch.arange(running.vocab_size, dtype=torch.float64, device=running.rows.device).expand(
+        running.num_rows, -1
+    ),
+    "position": lambda running, _: running.rows.positions,
+    "uniform": lambda running, _: running.rows.numbers,
 }

@@ -27,7 +27,7 @@ from loopwright.server.outcomes import (
     Usage,
 )
 from loopwright.server.pieces import AnswerReader, Words
-from loopwright.server.sse import error_event, sse_data
+from loopwright.server.sse import ALIVE, error_event, sse_data
 
 DONE = sse_data(b"[DONE]")
 
@@ -99,6 +99,8 @@ class ChunkStream:
     """The same, piece by piece, as server-sent events. What comes together becomes one chunk for each choice.
 
     Of plain text, all of a chunk but the text is the same, and is encoded once."""
+
+    alive = ALIVE
 
     def __init__(self, answer: Answer, form: Form, *, includes_usage: bool, num_ways: int = 1) -> None:
         self._answer = answer

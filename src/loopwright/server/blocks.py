@@ -49,6 +49,11 @@ class Message:
 class BlockForm(Protocol):
     """How one request's answer is written: as events, and as a whole. A block is opened, grows and is closed."""
 
+    @property
+    def alive(self) -> bytes:
+        """As of EventStream."""
+        ...
+
     def begin(self, num_prompt_tokens: int | None) -> bytes:
         """What comes before all else, once; None where nobody knows by then how many tokens the prompt has."""
         ...
@@ -91,6 +96,7 @@ class BlockStream:
         self._has_begun = False
         self._news: list[str] = []  # of the open block, not written yet
         self._new_logprobs: list[TokenLogprob] = []
+        self.alive = form.alive
 
     def push(self, events: Sequence[Event]) -> bytes:
         written: list[bytes] = []

@@ -6,11 +6,12 @@ No body holds the event loop up: `shape` looks at a large one piece by piece bef
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -36,6 +37,7 @@ ResultT = TypeVar("ResultT")
 
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _NAMED = re.compile(r"^Object (?P<problem>missing required|contains unknown) field `(?P<name>[^`]*)`")
+_STEP = re.compile(r"([^.\[\]]+)(?![^\[]*\])|\[[^\]]*\]")  # a field's name, or "" for a place in a list
 _PROBLEMS = {"missing required": "is required", "contains unknown": "is not a known field"}
 
 
@@ -114,14 +116,38 @@ def _bad_field(problem: str, place: str = "", kind: object = None) -> BadRequest
     """msgspec's sentence, as a message that begins with the field's name. `kind` stands at the place."""
     hint = ""
     found = _AT.search(problem)
-    path = _joined(place, found["path"] if found else "")
+    inner = found["path"] if found else ""
+    path = _joined(place, inner)
     problem = _AT.sub("", problem)
     if named := _NAMED.match(problem):
         path = _joined(path, named["name"][:MAX_NAMED])
         problem = _PROBLEMS[named["problem"]]
-        if found is None:
-            hint = did_you_mean(named["name"], getattr(kind, "__struct_fields__", ()))
+        hint = did_you_mean(named["name"], _fields_at(kind, inner))
     return BadRequest(f"{path}: {problem}" if path else problem, hint=hint, field=path)
+
+
+def _fields_at(kind: object, path: str) -> Iterable[str]:
+    """What objects at that place of a `kind` may have; of several kinds of objects, all of them."""
+    level = _alternatives([inspect.type_info(kind)])
+    for name in _STEP.findall(path):
+        level = _alternatives([inner for one in level for inner in _at(one, name)])
+    return dict.fromkeys(
+        field.encode_name for one in level if isinstance(one, inspect.StructType) for field in one.fields
+    )
+
+
+def _at(one: inspect.Type, name: str) -> Iterable[inspect.Type]:
+    """What stands at a field, or in the place of a list or of an object with names of its own, whose `name` is ""."""
+    match one:
+        case inspect.StructType(fields=fields):
+            return [field.type for field in fields if field.encode_name == name]
+        case inspect.CollectionType(item_type=inner) | inspect.DictType(value_type=inner):
+            return [inner]
+    return []
+
+
+def _alternatives(found: Iterable[inspect.Type]) -> list[inspect.Type]:
+    return [inner for one in found for inner in (one.types if isinstance(one, inspect.UnionType) else [one])]
 
 
 def _too_deep(payload: bytes) -> BadRequest:

@@ -33,6 +33,11 @@ PROGRAM_PREFIX = "program:"
 class Writer(Protocol):
     """Writes the events of one run as those of one stream."""
 
+    @property
+    def alive(self) -> bytes:
+        """What is said when there is nothing to say."""
+        ...
+
     def push(self, events: Sequence[Event]) -> bytes:
         """All but the final event, in order; what comes together is written together."""
         ...
@@ -79,7 +84,7 @@ class Generating:
 
         def stream(run: LiveRun) -> EventStream:
             writer = asked.writer(begun(run))
-            return EventStream(written(run, writer), writer.failed)
+            return EventStream(written(run, writer), writer.failed, writer.alive)
 
         if asked.generation.is_streamed:
             return SseResponse(started_run(self.runs, spec), stream)

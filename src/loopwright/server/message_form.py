@@ -30,13 +30,15 @@ _DELTAS = {
 class MessageForm:
     """How one message is written."""
 
+    alive = sse_named("ping", {"type": "ping"})
+
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._frame = b""  # what stands before the text of a delta of the open block
 
     def begin(self, num_prompt_tokens: int | None) -> bytes:
         start = self._message([], None, _usage(Usage(prompt_tokens=num_prompt_tokens or 0)))
-        return _event("message_start", message=start) + _event("ping")
+        return _event("message_start", message=start) + self.alive
 
     def opened(self, block: Block) -> bytes:
         delta, name = _DELTAS[block.kind]

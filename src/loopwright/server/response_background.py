@@ -102,7 +102,7 @@ class BackgroundResponses:
 
     def _stream(self, tenant: TenantId, begun: Begun, run: LiveRun, after: int) -> EventStream:
         writer = self._writer(tenant, begun, after)
-        return EventStream(_one_by_one(run, writer), writer.failed)
+        return EventStream(_one_by_one(run, writer), writer.failed, writer.alive)
 
     def _writer(self, tenant: TenantId, begun: Begun, after: int) -> BlockStream:
         return BlockStream(begun.answer, self._making.form(tenant, begun.answer, begun.request, after))

@@ -17,7 +17,7 @@ from loopwright.server.errors import openai_error, status_of
 from loopwright.server.json_text import encode_json
 from loopwright.server.outcomes import Usage
 from loopwright.server.response_request import ResponseRequest
-from loopwright.server.sse import sse_named
+from loopwright.server.sse import ALIVE, sse_named
 
 Json = dict[str, Any]
 Keep = Callable[[Json], None]
@@ -28,6 +28,8 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 class ResponseForm:
     """How one response is written."""
+
+    alive = ALIVE
 
     def __init__(self, answer: Answer, request: ResponseRequest, keep: Keep, after: int = -1) -> None:
         self._answer = answer

@@ -3,9 +3,11 @@
 Used by the routes. The form is that of the HTML standard, section "Server-sent events".
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Self
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -19,6 +21,12 @@ from loopwright.server.json_text import encode_json
 from loopwright.server.live_run import LiveRun
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+QUIET_S = 15.0
+"""After so long without a word a stream says that it lives: what stands between may close a connection that is idle."""
+
+ALIVE = b": alive\n\n"
+"""A comment, which readers of events leave out."""
 
 LAST_WORDS = "loopwright.last_words"
 """Where a request's scope has what writes an error as the end of its stream, once that has begun."""
@@ -47,10 +55,12 @@ def error_event(error: LoopwrightError) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EventStream:
-    """What a run becomes for one client: events, as bytes, and what an error is that comes after the first of them."""
+    """What a run becomes for one client: events, as bytes, what an error is that comes after the first of them, and
+    what is said when there is nothing to say."""
 
     chunks: AsyncGenerator[bytes]
     failed: Callable[[LoopwrightError], bytes] = error_event
+    alive: bytes = ALIVE
 
 
 class SseResponse(Response):
@@ -77,12 +87,39 @@ class SseResponse(Response):
                 scope[LAST_WORDS] = stream.failed
                 await send({"type": "http.response.start", "status": 200, "headers": _headers(run)})
                 await _send_body(send, first)
-                try:
-                    async for chunk in chunks:
-                        await _send_body(send, chunk)
-                except LoopwrightError as error:
-                    await _send_body(send, stream.failed(error))
+                async with _Pulse.of(send, stream.alive) as pulse:
+                    try:
+                        async for chunk in chunks:
+                            pulse.is_quiet = False
+                            await _send_body(send, chunk)
+                    except LoopwrightError as error:
+                        await _send_body(send, stream.failed(error))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Pulse:
+    """Says that a stream lives while it is quiet."""
+
+    def __init__(self) -> None:
+        self.is_quiet = True
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, send: Send, alive: bytes) -> AsyncIterator[Self]:
+        pulse = cls()
+        beating = asyncio.create_task(pulse._beat(send, alive))
+        try:
+            yield pulse
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _beat(self, send: Send, alive: bytes) -> None:
+        while True:
+            self.is_quiet = True
+            await asyncio.sleep(QUIET_S)
+            if self.is_quiet:
+                await _send_body(send, alive)
 
 
 async def _send_body(send: Send, body: bytes) -> None:

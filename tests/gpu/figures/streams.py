@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +64,9 @@ class Stream:
 
     def __init__(
         self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY, *,
-        counts_cpu: bool = False,
+        counts_cpu: bool = False, **fields: Any,
     ) -> None:  # fmt: skip
+        """`fields` are further ones of the segment."""
         self.began_s = time.perf_counter()
         self.times_s: list[float] = []
         self.cpu_s: list[float] = []
@@ -79,7 +81,7 @@ class Stream:
             CallId(1),
             Generate(
                 queue=QueueName(0), pages=(), grow_from=PageName(1), kv_len=0, tokens=tuple(prompt),
-                positions=tuple(range(len(prompt))), sampling=sampling, max_tokens=num_out, progress=True,
+                positions=tuple(range(len(prompt))), sampling=sampling, max_tokens=num_out, progress=True, **fields,
             ),
         )  # fmt: skip
 
@@ -145,14 +147,16 @@ def prompts_of(num_streams: int, num_in: int, vocab_size: int, seed: int = 0) ->
 
 async def run_batch(
     system: System, num_streams: int, num_in: int = NUM_IN, num_out: int = NUM_OUT, sampling: Sampling = GREEDY,
+    **fields: Any,
 ) -> Timing:  # fmt: skip
-    """All streams at once, to their end."""
+    """All streams at once, to their end. `fields` are further ones of their segments."""
     controller = system.controller
     prompts = prompts_of(num_streams, num_in, controller.models()[0].vocab_size)
     num_before = (await controller.stats()).num_steps
     began_s, thread_s, process_s = time.perf_counter(), time.thread_time(), time.process_time()
     streams = [
-        Stream(controller, prompt, num_out, sampling, counts_cpu=not number) for number, prompt in enumerate(prompts)
+        Stream(controller, prompt, num_out, sampling, counts_cpu=not number, **fields)
+        for number, prompt in enumerate(prompts)
     ]
     await asyncio.gather(*(stream.ended for stream in streams))
     took_s, thread_s, process_s = (

@@ -19,7 +19,8 @@ from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
 from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
-from loopwright.engine.cuda.sampling import MAX_CANDIDATES, DrawOpen, SamplingColumns, draw_rows
+from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows
+from loopwright.engine.cuda.traced_graphs import TracedSamplers
 from loopwright.engine.cuda.traced_rows import run_group
 from loopwright.engine.draws import draw_each, uniforms
 from loopwright.engine.sampler import Question, not_finite
@@ -40,12 +41,21 @@ class Fed:
         return Fed(self.token_ids[rows], self.has_failed[rows])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """With what rows are answered: a device's own, from step to step."""
+
+    columns: SamplingColumns
+    draw: Draw
+    top: Top
+    samplers: TracedSamplers
+
+
 class Answers:
     """What was launched for some questions. `results` may be asked on any thread."""
 
     def __init__(
-        self, logits: Tensor, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen,
-        fed: Fed | None = None,
+        self, logits: Tensor, questions: Sequence[Question], ways: Ways, fed: Fed | None = None
     ) -> None:  # fmt: skip
         """For float32 logits [num_questions, vocab_size]."""
         self._questions, self._copies = questions, HostCopies()
@@ -56,12 +66,12 @@ class Answers:
         self.has_failed = has_failed
         """[num_questions], on the device; rows whose samplers failed are not among them."""
         self._have_failed = self._copies.take(has_failed)
-        choosing = _Choosing(questions, columns, draw_open, self._copies)
+        choosing = _Choosing(questions, ways, self._copies)
         self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
         self._sampled = self._told(logits, normalizers, has_failed)
-        self._tops = self._ask_tops(logits, normalizers)
+        self._tops = self._ask_tops(logits, normalizers, ways.top)
         asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
-        self._distributions = ask_distributions(logits, normalizers, asked, self._copies)
+        self._distributions = ask_distributions(logits, normalizers, asked, ways.top, self._copies)
         self._copies.sent()
 
     @property
@@ -106,7 +116,7 @@ class Answers:
         return sampled
 
     def _ask_tops(
-        self, logits: Tensor, normalizers: Tensor
+        self, logits: Tensor, normalizers: Tensor, top: Top
     ) -> list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]]:
         """Raw ones, of the rows that want some, beside the processed ones."""
         wanted = {
@@ -116,7 +126,7 @@ class Answers:
         if not wanted:
             return self._chosen.tops
         index = to_device(np.array(list(wanted)), logits.device)
-        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), self._copies)
+        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), top, self._copies)
         return [*self._chosen.tops, (list(wanted), raw)]
 
 
@@ -160,10 +170,8 @@ class _Read:
 class _Choosing:
     """Has rows choose their tokens, each in the way that it needs."""
 
-    def __init__(
-        self, questions: Sequence[Question], columns: SamplingColumns, draw_open: DrawOpen, copies: HostCopies
-    ) -> None:
-        self._questions, self._columns, self._draw_open, self._copies = questions, columns, draw_open, copies
+    def __init__(self, questions: Sequence[Question], ways: Ways, copies: HostCopies) -> None:
+        self._questions, self._ways, self._copies = questions, ways, copies
 
     def choose(self, logits: Tensor, fed: Tensor | None) -> _Chosen:
         """Of all rows that sample."""
@@ -183,7 +191,9 @@ class _Choosing:
         runs = [one for place in traced if (one := questions[place].sampler) is not None]
         for graph, numbers in by_graph(runs).items():
             places = [traced[number] for number in numbers]
-            group = run_group(graph, [questions[place] for place in places], _of(scores, places), self._copies)
+            group = run_group(
+                graph, [questions[place] for place in places], _of(scores, places), self._ways.samplers, self._copies
+            )
             if group.scores is not None:
                 self._filter(group.scores, places, chosen)
             if group.token_ids is not None:
@@ -193,25 +203,25 @@ class _Choosing:
             chosen.errors.append(([rows[place] for place in places], group.errors))
         common = [place for place, one in enumerate(questions) if one.sampler is None and _is_common(one.sampling)]
         if common:
-            self._draw(_of(scores, common), common, chosen)
+            self._draw(_of(logits[index], common), _of(scores, common), common, chosen)
         rare = sorted(set(range(num)).difference(common, traced))
         if rare:
             self._filter(_of(scores, rare).double(), rare, chosen)
         return chosen
 
-    def _draw(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
+    def _draw(self, logits: Tensor, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
         asked = [self._questions[chosen.rows[place]] for place in places]
-        samplings = self._columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
+        samplings = self._ways.columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
         positions = np.array([one.position for one in asked])
-        token_ids, processed = draw_rows(scores, samplings, positions, self._draw_open)
-        _put(chosen.token_ids, places, token_ids)
-        _put(chosen.processed, places, processed.double())
+        outputs = draw_rows(self._ways.draw, logits, scores, samplings, positions)
+        _put(chosen.token_ids, places, outputs[0].long())
+        _put(chosen.processed, places, outputs[1].view(torch.float32).double())
 
     def _filter(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
         """Rows that need the whole vocabulary in order."""
         asked = [self._questions[chosen.rows[place]] for place in places]
         own = [one.sampling for one in asked if one.sampling is not None]
-        samplings = self._columns.of_adjusted(own)
+        samplings = self._ways.columns.of_adjusted(own)
         weights = kept_weights(scores, samplings)
         numbers = uniforms(samplings.seeds, np.array([one.position for one in asked]))
         token_ids, totals = draw_each(weights, to_device(numbers, scores.device)), weights.sum(-1)
@@ -220,15 +230,17 @@ class _Choosing:
         listing = [number for number, one in enumerate(own) if one.top_logprobs and one.logprobs == "processed"]
         if listing:
             sizes = [own[number].top_logprobs for number in listing]
-            read = ask_tops(_of(weights, listing).log(), _of(totals, listing).log(), sizes, self._copies)
+            read = ask_tops(
+                _of(weights, listing).log(), _of(totals, listing).log(), sizes, self._ways.top, self._copies
+            )
             chosen.tops.append(([chosen.rows[places[number]] for number in listing], read))
 
 
 def _is_common(sampling: Sampling | None) -> bool:
-    """Whether the likeliest tokens say enough."""
+    """Whether a draw says all of it."""
     if sampling is None or (sampling.top_logprobs and sampling.logprobs == "processed"):
         return False
-    return sampling.temperature == 0 or (sampling.typical_p == 1 and sampling.top_k < MAX_CANDIDATES)
+    return sampling.temperature == 0 or sampling.typical_p == 1
 
 
 def _of(values: Tensor, places: Sequence[int]) -> Tensor:

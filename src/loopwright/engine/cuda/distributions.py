@@ -15,7 +15,7 @@ from torch import Tensor
 from loopwright.core.calls import DistributionRequest
 from loopwright.core.results import Distribution, TopLogprobs
 from loopwright.engine.cuda.adjusting import bits_of, unpacked
-from loopwright.engine.cuda.sampling import ordered_top
+from loopwright.engine.cuda.sampling import Top
 from loopwright.engine.transfer import HostCopies, Landing, to_device
 
 _MAX_RANK_ROWS = 64  # ids whose ranks are counted at once: each is a pass over the vocabulary
@@ -30,7 +30,7 @@ class Asked:
 
 
 def ask_distributions(
-    logits: Tensor, normalizers: Tensor, asked: Sequence[Asked], copies: HostCopies
+    logits: Tensor, normalizers: Tensor, asked: Sequence[Asked], top: Top, copies: HostCopies
 ) -> Callable[[], list[Distribution]]:
     """What each request gets, from float32 logits [num_rows, vocab_size] and their log-sum-exps; to be called when the
     copies are there."""
@@ -43,7 +43,7 @@ def ask_distributions(
     masked = [place for place, one in enumerate(asked) if one.request.allowed is not None]
     if masked:
         seen, own = _masked(seen, own, asked, masked)
-    values, ids = ordered_top(seen, min(max(one.request.k for one in asked), vocab_size))
+    values, ids = top(seen, min(max(one.request.k for one in asked), vocab_size))
     logprobs = (values.double() - own[:, None]).float()
     top_ids, top_logprobs = copies.take(ids.int()), copies.take(logprobs)
     extras = _ask_extras(seen, own, asked, copies)
@@ -84,10 +84,10 @@ def ask_distributions(
 
 
 def ask_tops(
-    values: Tensor, normalizers: Tensor, sizes: Sequence[int], copies: HostCopies
+    values: Tensor, normalizers: Tensor, sizes: Sequence[int], top: Top, copies: HostCopies
 ) -> Callable[[], list[TopLogprobs]]:
     """The `sizes` largest values of each row, less its normalizer; none that is -inf."""
-    found, ids = ordered_top(values, min(max(sizes), values.shape[1]))
+    found, ids = top(values, min(max(sizes), values.shape[1]))
     logprobs, token_ids = copies.take(found.double() - normalizers.double()[:, None]), copies.take(ids)
 
     def read() -> list[TopLogprobs]:

@@ -10,6 +10,7 @@ import torch
 
 from loopwright.core.errors import Unavailable
 from loopwright.engine.cuda.matrices import KindOf, kinds, matrix_bytes
+from loopwright.engine.cuda.row_adjustments import LINE_BYTES
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
 from loopwright.engine.models import find_architecture
@@ -38,9 +39,10 @@ class MemoryPlan:
         """`max_tokens` and `max_rows` are those of a step; `kind_of` as DeviceParts takes it. Of several ranks,
         `config` is one's own."""
         weights, largest = _weight_bytes(config, dtype, kind_of or kinds("auto"), num_ranks)
-        logits = (4 * 3 + 8 * 6) * config.vocab_size * max(max_rows, 64)  # and float64 weights to draw from
+        logits = (4 * 3 + 8 * 5) * config.vocab_size * max(max_rows, 64)  # and float64 weights, where these are sorted
         if num_ranks > 1:
             logits += 8 * config.vocab_size * max(max_rows, 64)  # all ranks', as they come and side by side
+        logits += LINE_BYTES * config.vocab_size * max_rows
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         step = max_tokens * _token_bytes(config) + logits + largest + _WORKSPACES
         return cls(weights, step, kv * BLOCK_SIZE, free_bytes)
@@ -77,7 +79,10 @@ def step_tokens(
 
 def _token_bytes(config: ModelConfig) -> int:
     """Of the activations of one token."""
-    return 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
+    mlp = 3 * config.intermediate_size
+    if config.experts is not None:  # what each chosen expert has inside and gives
+        mlp = config.experts.num_chosen * (config.experts.intermediate_size + config.hidden_size)
+    return 4 * (4 * config.hidden_size + mlp + 3 * config.num_heads * config.head_dim)
 
 
 def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf, num_ranks: int) -> tuple[int, int]:

@@ -1,13 +1,13 @@
-"""Every filter of docs/sampling.md over whole rows of scores, for what the likeliest 1,024 tokens do not decide.
+"""Every filter of docs/sampling.md over whole rows of scores, and a draw from what they leave. Never waits for them.
 
-It sorts the vocabulary, so it is for what is rare: typical_p, a large top_k, scores that a program made, processed
-alternatives. Never waits for the device.
+It sorts the vocabulary. So on a device it is for what is rare: typical_p, scores that a program made, processed
+alternatives; all else is drawn by kernels, of which this is the reference.
 """
 
 import torch
 from torch import Tensor
 
-from loopwright.engine.cuda.sampling import Drawn, RowSamplings
+from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.draws import draw_each
 
 
@@ -16,20 +16,26 @@ def kept_weights(scores: Tensor, samplings: RowSamplings) -> Tensor:
     probabilities, the heaviest 1, and 0 for what the filters do not leave; of greedy rows, the best token alone."""
     top, best = scores.max(-1, keepdim=True)
     weights = ((scores - top) / samplings.temperatures).exp()
-    weights = _of_top_k(weights, samplings)
+    if samplings.has_top_k:
+        weights = _of_top_k(weights, samplings)
     if samplings.has_typical:
         weights = _typical(weights, samplings.typical_p)
-    weights = _nucleus(weights, samplings.top_p)
+    if samplings.has_top_p:
+        weights = _nucleus(weights, samplings.top_p)
     weights = torch.where(weights >= samplings.min_p, weights, 0.0)
     alone = torch.zeros_like(weights).scatter_(1, best, 1.0)
     return torch.where(samplings.greedy[:, None], alone, weights)
 
 
-def draw_open(logits: Tensor, samplings: RowSamplings, numbers: Tensor, drawn: Drawn) -> None:
-    """As `Operations.draw_open`, whatever it costs."""
-    weights = kept_weights(logits.double(), samplings)
-    drawn.ids.copy_(torch.where(drawn.is_open, draw_each(weights, numbers), drawn.ids))
-    drawn.totals.copy_(torch.where(drawn.is_open, weights.sum(-1), drawn.totals))
+def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
+    """As `Operations.draw`."""
+    weights = kept_weights(scores.double(), samplings)
+    token_ids = draw_each(weights, numbers)
+    raw = logits.gather(1, token_ids[:, None])[:, 0] - logits.logsumexp(-1)
+    processed = (weights.gather(1, token_ids[:, None])[:, 0] / weights.sum(-1)).log().float()
+    logprobs = torch.where(samplings.processed, processed, raw).clamp(max=0.0)
+    failed = (~logits.sum(-1).isfinite()).int()  # a sum is finite only if all of its terms are
+    return torch.stack([token_ids.int(), logprobs.view(torch.int32), failed])
 
 
 def _of_top_k(weights: Tensor, samplings: RowSamplings) -> Tensor:

@@ -19,11 +19,12 @@ from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
-from loopwright.engine.cuda.answers import Answers, Fed
+from loopwright.engine.cuda.answers import Answers, Fed, Ways
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
 from loopwright.engine.cuda.parts import DeviceParts
-from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_special, outputs_of
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_adjusting, is_special
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
+from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
@@ -63,22 +64,24 @@ class DeviceRunner(ModelRunner):
             model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder, share=share
         )
         self._ranks = model.ranks
-        self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(
             parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks
         )  # fmt: skip
-        self._draw_open = parts.operations.draw_open
+        self._draw = parts.operations.draw
+        self._num_launched = 0  # batches
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = _Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
+        samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
+        self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
         self._step: _Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
-        if self._can_step:
-            self._steps.capture(report)
+        self._steps.capture(report)
 
     def forget_graphs(self) -> None:
         """Gives them back; no step may follow."""
@@ -90,6 +93,7 @@ class DeviceRunner(ModelRunner):
     def launch(self, batch: Batch) -> Launched:
         """As `run`, but what the device still does is waited for by `Launched.result`."""
         before, self._launched = self._launched, None
+        self._num_launched += 1
         self._before = _Before() if before is None else _Before(before.sampled, before.states)
         check_step(batch, self.shape)
         if self._share is not None:
@@ -98,7 +102,7 @@ class DeviceRunner(ModelRunner):
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
         decodes, rows = batch.decodes, batch.rows
-        if not self._can_step or len(decodes) > self._steps.max_rows:
+        if len(decodes) > self._steps.max_rows:
             decodes, rows = NO_DECODES, batch.all_rows
         num_decodes = len(decodes)
         single = [num_decodes + place for place, row in enumerate(rows) if self._is_single(row)]
@@ -148,7 +152,7 @@ class DeviceRunner(ModelRunner):
 
     def _is_single(self, row: ForwardRow) -> bool:
         """Whether the row can be one of a decode step."""
-        if not self._can_step or len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
+        if len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
             return False
         try:
             check_row(row, self.shape)
@@ -172,14 +176,15 @@ class DeviceRunner(ModelRunner):
                 )  # fmt: skip
             self._choose(step, logits, other)
         except BaseException:
-            self._steps.tables.forget()
+            self._steps.forget()
             raise
         self._steps.tables.sampled(None)
 
     def _choose(self, step: "_Step", logits: Tensor, other: _Other) -> None:
         """The tokens of a step's rows, if not those that are likeliest already."""
         if not step.samplings.is_greedy:
-            self._steps.draw(logits, step.samplings)
+            rows = step.decodes, step.singles, step.places
+            self._steps.draw(logits, step.samplings, *rows, self._num_launched)
         late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
         if len(late) < len(step.asking):
             self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
@@ -229,7 +234,7 @@ class DeviceRunner(ModelRunner):
             fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
         questions = [_question(asking[place]) for place in mine]
-        answers = Answers(wanted, questions, self._columns, self._draw_open, fed)
+        answers = Answers(wanted, questions, self._ways, fed)
         self._steps.note(mine, answers.sampled)
         own = [places[place] for place in mine]
         other.parts.append((answers, own))
@@ -250,7 +255,7 @@ class DeviceRunner(ModelRunner):
         try:
             self._run_others([self._carrying(rows[one]) for one in good], [places[one] for one in good], other)
         except BaseException:
-            self._steps.tables.forget()
+            self._steps.forget()
             raise
         finally:
             self._step = None
@@ -273,7 +278,7 @@ class DeviceRunner(ModelRunner):
     def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
         fed = self._fed(rows)
         hidden, ends = self._forward_rows(rows)
-        plain = [number for number, row in enumerate(rows) if _is_plain(row) and not row.num_drafts]
+        plain = [number for number, row in enumerate(rows) if _is_plain(row) and not _is_more(row)]
         for start in range(0, len(plain), self._steps.max_rows):
             part = plain[start : start + self._steps.max_rows]
             last = hidden.of([ends[one] - 1 for one in part])
@@ -303,7 +308,7 @@ class DeviceRunner(ModelRunner):
         logits = self._model.logits(vectors)
         samplings = self._columns.of([row.sampling or _GREEDY for row in rows])
         positions = np.array([row.sample_position for row in rows])
-        return outputs_of(logits, *draw_rows(logits, samplings, positions, self._draw_open))
+        return draw_rows(self._draw, logits, logits, samplings, positions)
 
     def _launch_heads(self, heads: Sequence[HeadRow]) -> tuple[Mapping[int, RowResult], Sequence[Part]]:
         errors = errors_of(heads, lambda head: check_head(head, self.shape))
@@ -321,7 +326,7 @@ class DeviceRunner(ModelRunner):
         for logits, questions in self._logits_of(asked, vectors):
             rows = row_of[start : start + len(questions)]
             mine = None if fed is None else fed.of(self._numbers(rows))
-            answers.append(Answers(logits, questions, self._columns, self._draw_open, mine))
+            answers.append(Answers(logits, questions, self._ways, mine))
             states.update({rows[number]: state for number, state in answers[-1].states.items()})
             start += len(questions)
         told = torch.cat([one.sampled for one in answers], dim=1)
@@ -452,3 +457,8 @@ def _is_plain(row: ForwardRow) -> bool:
         and row.late_bits is None
         and not is_special(row.sampling)
     )
+
+
+def _is_more(row: ForwardRow) -> bool:
+    """Whether a plain row needs what only decode steps have ready, or more than one token."""
+    return row.num_drafts > 0 or (row.sampling is not None and is_adjusting(row.sampling))

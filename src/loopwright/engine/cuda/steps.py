@@ -18,9 +18,10 @@ from loopwright.core.batch import DecodeRows, ForwardRow
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.decoder import DeviceDecoder
-from loopwright.engine.cuda.draws import CapturedDraws
+from loopwright.engine.cuda.draws import CapturedDraws, drawn
 from loopwright.engine.cuda.operations import Operations
-from loopwright.engine.cuda.sampling import RowSamplings, draw_rows, outputs_of
+from loopwright.engine.cuda.row_adjustments import RowAdjustments, SteppingRows
+from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.cuda.tables import Changes, RowTables
 from loopwright.engine.loaded_model import Ranks
 from loopwright.engine.transfer import to_device
@@ -61,7 +62,9 @@ class DecodeSteps:
         self.buffers = DecodeBuffers.make(max_rows, max_blocks, scratch, self._device)
         self.tables = RowTables(max_rows, max_blocks, scratch)
         self._own = DecodeBuffers.make(max_rows, 1, scratch, self._device)  # what a rank chooses of its vocabulary
-        self._draws = CapturedDraws(self.buffers, max_rows, operations.advance, operations.draw_open)
+        self._draws = CapturedDraws(self.buffers, max_rows, operations)
+        self.adjustments = RowAdjustments(max_rows, decoder.vocab_size, self._device)
+        self._goes_on = False  # the rows of the step that was entered last are those of the one before
         self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
 
@@ -78,7 +81,9 @@ class DecodeSteps:
             report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
-            self._draws.capture(size, self._graphs[size].result, lambda run: _capture(run, pool))
+            self._draws.capture(
+                size, self._graphs[size].result, self.adjustments.tables, lambda run: _capture(run, pool)
+            )
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
@@ -128,28 +133,40 @@ class DecodeSteps:
         self.tables.ran()
         return logits, hidden
 
-    def draw(self, logits: Tensor, samplings: RowSamplings) -> None:
-        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs."""
-        buffers, num_rows = self.buffers, len(logits)
+    def draw(
+        self, logits: Tensor, samplings: RowSamplings, decodes: DecodeRows, singles: Sequence[ForwardRow],
+        places: Sequence[int], batch_number: int,
+    ) -> None:  # fmt: skip
+        """Writes what is drawn from the logits of `forward` to the outputs, and makes it the next step's inputs.
+        `places` are those of the rows in their batch; batches that follow one another have numbers that do."""
+        buffers, num_rows, tables = self.buffers, len(logits), None
         positions = self.tables.positions[:num_rows]
         size = self._sizes[bisect_left(self._sizes, num_rows)]
-        if self._draws.draw(size, samplings, positions):
-            return
-        drawn = draw_rows(logits, samplings, positions, self._operations.draw_open)
-        buffers.outputs[:, :num_rows] = outputs_of(logits, *drawn)
-        buffers.outputs[2, :num_rows] |= buffers.failed[:num_rows]
-        self._operations.advance(buffers, num_rows)
+        if samplings.adjusted:
+            rows = SteppingRows(decodes, singles, places, self._goes_on)
+            tables = self.adjustments.place(rows, samplings, buffers.ids, size, batch_number)
+        if not self._draws.draw(size, samplings, positions):
+            numbers = self.to_device(samplings.numbers(positions))
+            drawn(self._operations, buffers, logits, samplings, numbers, tables)
+
+    def forget(self) -> None:
+        """The next step sends everything: this one may not have run."""
+        self.tables.forget()
+        self.adjustments.forget()
 
     def note(self, rows: Sequence[int], sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
         index = self.to_device(np.array(rows, np.int64))
+        self.adjustments.correct(index, self.buffers.outputs[0], sampled[0])
         self.buffers.outputs[::2].index_copy_(1, index, sampled)
         self.buffers.inputs[::4].index_copy_(1, index, sampled)
 
     def _enter(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> int:
         """Has the rows in the buffers; the size of batch that has room for them."""
         size = self._sizes[bisect_left(self._sizes, len(decodes) + len(singles))]
-        self._send(self.tables.place(decodes, singles, size), size, before)
+        changes = self.tables.place(decodes, singles, size)
+        self._goes_on = changes.inputs is None and changes.ids is None
+        self._send(changes, size, before)
         return size
 
     def advance(self, num_rows: int) -> None:

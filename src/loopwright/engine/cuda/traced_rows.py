@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from loopwright.core.errors import BadRequest, ErrorInfo
 from loopwright.core.samplers import StateValue, TracedSampler
 from loopwright.engine.cuda.distributions import num_allowed
+from loopwright.engine.cuda.traced_graphs import NOT_A_TOKEN, TracedSamplers
 from loopwright.engine.draws import uniforms
 from loopwright.engine.sampler import Question
-from loopwright.engine.traced import TensorState, TracedRows, run_graph, state_value
+from loopwright.engine.traced import TensorState, state_value
 from loopwright.engine.transfer import HostCopies, Landing, to_device
 
 _MAX_SHARED_BYTES = 64 << 20
@@ -48,35 +48,29 @@ class TracedGroup:
     errors: Callable[[], list[ErrorInfo | None]]  # when the copies are there
 
 
-def run_group(graph: TracedSampler, questions: Sequence[Question], logits: Tensor, copies: HostCopies) -> TracedGroup:
+def run_group(
+    graph: TracedSampler, questions: Sequence[Question], logits: Tensor, samplers: TracedSamplers, copies: HostCopies
+) -> TracedGroup:
     """Rows of one graph: float32 logits [num_rows, vocab_size] after penalties, biases and masks."""
-    scores, device, vocab_size = logits.double(), logits.device, logits.shape[1]
+    device, vocab_size = logits.device, logits.shape[1]
     positions = np.array([one.position for one in questions])
     seeds = np.array([one.sampling.seed for one in questions if one.sampling is not None], np.uint64)
     sent = to_device(np.stack([positions.astype(np.float64), uniforms(seeds, positions)]), device)
     runs = [one.sampler for one in questions if one.sampler is not None]
-    found = run_graph(graph, TracedRows(runs, scores, sent[0][:, None], sent[1][:, None]))
-    first = len(found.failures) + 1
-    if found.result.shape[1] == 1:
-        value = found.result[:, 0]
-        token_ids, chosen_from = value.nan_to_num(0.0).clamp(0, vocab_size - 1).long(), None
-        picked = scores.gather(1, token_ids[:, None])[:, 0]
-        mine = torch.where(token_ids != value, first, torch.where(picked == -torch.inf, first + 1, 0))
-    else:
-        token_ids, chosen_from = None, torch.where(scores > -torch.inf, found.result, -torch.inf)
-        value = chosen_from.amax(-1)
-        mine = torch.where(value.isfinite(), 0, first)
-    failed = torch.where(found.failed > 0, found.failed, mine)
-    codes, values = copies.take(failed), copies.take(value)
+    found = samplers.run(graph, runs, logits, sent)
+    is_token = found.token_ids is not None
+    codes, values = copies.take(found.failed), copies.take(found.value)
 
     def errors() -> list[ErrorInfo | None]:
+        if not codes().any():
+            return [None] * len(questions)
         return [
-            _error(question, code, found.failures, float(number), vocab_size, is_token=token_ids is not None)
+            _error(question, code, found.failures, float(number), vocab_size, is_token=is_token)
             for question, code, number in zip(questions, codes().tolist(), values(), strict=True)
         ]
 
     states = _states(found.states, len(questions), copies)
-    return TracedGroup(token_ids, chosen_from, failed > 0, states, errors)
+    return TracedGroup(found.token_ids, found.scores, found.failed > 0, states, errors)
 
 
 def _states(columns: Mapping[str, Tensor], num_rows: int, copies: HostCopies) -> list[TensorState]:
@@ -98,7 +92,7 @@ def _error(
         why = failures[code - 1]
     elif not is_token:
         why = f"the highest score of what is allowed is {value}"
-    elif code == len(failures) + 1:
+    elif code == len(failures) + NOT_A_TOKEN:
         why = f"{value:g} is not a token id from 0 to {vocab_size - 1}"
     else:
         why = f"token {value:g} is not one of the {_num_allowed(question, vocab_size)} allowed here"
