@@ -77,7 +77,7 @@ def _way(name: str, operations: Operations, residual: Tensor) -> Product:
     if name == "qkv":
         return lambda vectors, matrix: operations.project(vectors, matrix, None)
     if name == "gate and up":
-        return operations.gate
+        return lambda vectors, matrix: operations.gate(vectors, matrix, "silu")
     return lambda vectors, matrix: operations.project_onto(residual, vectors, matrix, None)
 
 
