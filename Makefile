@@ -61,7 +61,7 @@ check: $(DEV)    ## format, lint, types, layers, documents; no behaviour
 	$(BIN)/pytest tests/project
 
 parity: $(DEV)   ## every architecture in every mode against transformers: the largest errors
-	$(BIN)/python tests/engine/parity.py
+	PYTHONPATH=tests $(BIN)/python tests/engine/parity.py
 
 quality: $(DEV)  ## the quality gate: each way of keeping the default model's weights beside bfloat16; minutes
 	$(BIN)/python tests/engine/quality.py

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
+from device_rig import device_rig
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.loaded_model import Experts, RopeScaling
 from loopwright.engine.loader import load_model
@@ -119,6 +120,11 @@ def decode(subject: Subject) -> float:
     return _in_pieces(subject, [1] * 50)
 
 
+def device(subject: Subject) -> float:
+    """As chunked, by the engine of a GPU, computed on the CPU with torch's operations."""
+    return _in_pieces(subject, [33, 1, 1, 5, 16, 1, 3, 20], device_rig)
+
+
 def chunked(subject: Subject) -> float:
     return _in_pieces(subject, [33, 1, 1, 5, 16, 1, 3, 20])
 
@@ -160,10 +166,10 @@ def gguf_file(subject: Subject) -> float:
 
 
 MODES: Mapping[str, Callable[[Subject], float]] = {
-    "prefill": prefill, "decode": decode, "chunked": chunked, "batch": batch, "oracle": oracle,
+    "prefill": prefill, "decode": decode, "chunked": chunked, "batch": batch, "device": device, "oracle": oracle,
     "folder": hf_folder, "gguf": gguf_file,
 }  # fmt: skip
-REAL_MODES = ("prefill", "decode", "chunked", "batch", "oracle")  # the real model comes from a file already
+REAL_MODES = ("prefill", "decode", "chunked", "batch", "device", "oracle")  # the real model comes from a file already
 
 
 def measure() -> Iterator[tuple[str, dict[str, float]]]:
@@ -192,8 +198,8 @@ def main() -> int:
     return 0 if worst <= MAX_ERROR else 1
 
 
-def _in_pieces(subject: Subject, sizes: list[int]) -> float:
-    rig, tokens = Rig(subject.model), subject.tokens(sum(sizes), 0)
+def _in_pieces(subject: Subject, sizes: list[int], make_rig: Callable[[LoadedModel], Rig] = Rig) -> float:
+    rig, tokens = make_rig(subject.model), subject.tokens(sum(sizes), 0)
     block_ids = rig.blocks(len(tokens))
     parts, start = [], 0
     for size in sizes:

@@ -19,9 +19,10 @@ from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import BadRequest, InternalError, Unavailable
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
-from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
 from loopwright.engine.cuda.executor import DeviceExecutor
+from loopwright.engine.cuda.experts import Mixture
+from loopwright.engine.cuda.layers import misfit
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.runner import DeviceRunner
@@ -72,14 +73,13 @@ def test_every_architecture_that_fits_equals_the_oracle(name: str) -> None:
     np.testing.assert_allclose(in_pieces(device_rig(model), tokens, [33, 1, 1, 5, 1, 18, 1]), expected, **CLOSE)
 
 
-def test_a_model_that_does_not_fit_is_refused_by_its_name() -> None:
-    assert len(FITTING) == len(ARCHITECTURES) - 4
-    for name in set(ARCHITECTURES) - set(FITTING):
-        config = model_of(name).config
-        assert repr(config.architecture) in str(misfit(config))
+def test_every_architecture_fits_and_a_scale_without_a_norm_does_not() -> None:
+    assert len(FITTING) == len(ARCHITECTURES)
+    assert "scores are multiplied with 0.5" in str(misfit(dataclasses.replace(BYTE_CONFIG, score_scale=0.5)))
+    assert "'unheard' runs on the CPU alone" in str(misfit(dataclasses.replace(BYTE_CONFIG, architecture="unheard")))
 
 
-@pytest.mark.parametrize("name", ["Llama 3", "Qwen3", "Mistral: window"])
+@pytest.mark.parametrize("name", ["Llama 3", "Qwen3", "Mistral: window", "Gemma 3", "Qwen3-MoE"])
 def test_masks_gaps_and_windows_equal_the_reference(name: str) -> None:
     model, tokens = model_of(name), some_tokens(60)
     positions = [*range(20), *range(30, 45), *range(300, 325)]
@@ -207,6 +207,42 @@ def test_decode_rows_of_every_sampling_equal_the_model_runners(model: LoadedMode
         np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
 
 
+def test_decode_rows_of_layers_with_windows_are_decode_steps_and_equal_the_model_runners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows of two lengths, both shorter than the rows, and a prompt beside them."""
+    model = byte_model(seed=5, num_layers=3, windows=(5, 20, None), local_rope_theta=500.0)
+    found = []
+    for rig in both(model):
+        decoding, prompt, blocks = Decoding(rig, SAMPLINGS[:4]), some_tokens(40, 9), rig.blocks(40)
+        if isinstance(rig.runner, DeviceRunner):
+            monkeypatch.setattr(rig.runner._decoder._attention, "plan", no_plan)
+        decoding.serially(20)
+        monkeypatch.undo()
+        row = rig.row(prompt, block_ids=blocks)
+        result = rig.step(Batch(decodes=decoding.step(20, token_ids=[one[-1] for one in decoding.tokens]), rows=[row]))
+        decoding.take(result)
+        found.append((decoding, dense_rows(result.rows[0])))
+    assert found[0][0].tokens == found[1][0].tokens
+    np.testing.assert_allclose(found[0][0].logprobs, found[1][0].logprobs, atol=1e-4)
+    np.testing.assert_allclose(found[0][1], found[1][1], **CLOSE)
+
+
+def no_plan(*_: object) -> None:
+    raise AssertionError("a decode step needs no plan")
+
+
+def test_a_single_token_at_a_gap_sees_by_position_what_its_window_reaches() -> None:
+    model, tokens = byte_model(seed=5, num_layers=3, windows=(5, 20, None)), some_tokens(30)
+    answers = []
+    for rig in both(model):
+        blocks = rig.blocks(32)
+        rig.rows(rig.row(tokens[:29], positions=[*range(20), *range(60, 69)], block_ids=blocks))
+        row = ForwardRow(blocks, 29, [73], tokens[29:], distributions=rig.everything(1))
+        answers.append(dense_rows(rig.rows(row)[0]))
+    np.testing.assert_allclose(*answers, **CLOSE)
+
+
 def count_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of each pass over the layers, from now on."""
     passes: list[int] = []
@@ -260,7 +296,7 @@ def test_the_last_layer_computes_only_what_somebody_asks_for(
     rig, reference = device_rig(model), Rig(model)
     operations, sizes = rig.runner._decoder._operations, []
     gate = operations.gate
-    monkeypatch.setattr(operations, "gate", lambda vectors, matrix: sizes.append(len(vectors)) or gate(vectors, matrix))
+    monkeypatch.setattr(operations, "gate", lambda *args: sizes.append(len(args[0])) or gate(*args))
 
     def asked(rig: Rig) -> list[RowResult]:
         sizes.clear()
@@ -377,7 +413,7 @@ def test_a_head_whose_values_are_not_finite_is_cached_as_zeros_behind_a_key_of_n
     qkv[0, 3, 1] = torch.inf  # the second KV head's value
     kv = torch.zeros(1, 2, 16, 1, 4)
     turn = (torch.ones(1, 2), torch.zeros(1, 2))
-    query = TorchOperations().rotate_and_store(qkv, turn, torch.tensor([5]), kv, 2)
+    query = TorchOperations().rotate_and_store(qkv, turn, torch.tensor([5]), kv, 2, None)
     assert query.isfinite().all()
     assert kv[0, 0, 5].isnan().all()
     assert not kv[0, 1, 5].any()
@@ -500,10 +536,38 @@ def test_with_a_gpu_the_choice_says_what_computes_and_what_is_missing(monkeypatc
     with pytest.raises(Unavailable, match=r"engine\.deterministic: on a GPU it needs Triton"):
         choose_device("cuda", BYTE_CONFIG, is_deterministic=True)
     assert choose_device("auto", BYTE_CONFIG, is_deterministic=True) is None
-    moe = dataclasses.replace(BYTE_CONFIG, architecture="qwen3moe")
-    with pytest.raises(Unavailable, match="'qwen3moe' runs on the CPU alone"):
+    moe = model_of("Qwen3-MoE").config
+    with pytest.raises(Unavailable, match="a mixture of experts needs Triton"):
         choose_device("cuda", moe)
     assert choose_device("auto", moe) is None
+
+
+def test_where_flashinfer_has_no_kernel_attention_is_tritons_and_experts_have_all_their_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    gemma = dataclasses.replace(model_of("Gemma 3").config, head_dim=256, score_scale=1 / 16)
+    windowed = dataclasses.replace(model_of("Mistral: window").config, head_dim=128)
+    found = {one.head_dim: choose_device("cuda", one) for one in (gemma, windowed)}
+    assert [(one.attention, one.has_kernels) for one in found.values() if one] == [
+        ("triton", True),
+        ("flashinfer", True),
+    ]
+    assert "heads of 64 and 128, not of 256" in str(found[256])
+    assert "FlashInfer, and by Triton in layers with a window" in str(found[128])
+    with pytest.raises(Unavailable, match=r"engine\.attention: 'flashinfer' cannot be had: .* not of 256"):
+        choose_device("cuda", gemma, attention="flashinfer")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "triton" else None)
+    choice = choose_device("cuda", windowed)
+    assert choice is not None
+    assert choice.attention == "triton"
+    assert "FlashInfer is not installed" in choice.reason
+    moe = model_of("Qwen3-MoE").config
+    assert choose_device("cuda", moe, is_deterministic=True) is not None
+    with pytest.raises(Unavailable, match=r"engine\.dtype: on a GPU experts are bfloat16 or float32; .* 'int8'"):
+        choose_device("cuda", moe, "int8")
 
 
 def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
@@ -514,6 +578,10 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
     assert plan.weight_bytes + plan.step_bytes + num_blocks * plan.block_bytes < plan.free_bytes
     assert num_blocks * plan.block_bytes > 0.9 * (plan.free_bytes - plan.weight_bytes - plan.step_bytes)
     assert plan.num_blocks(1000) == 1000
+    experts = MemoryPlan.of(
+        SHAPES["qwen3-30b-a3b"], torch.bfloat16, max_rows=256, max_tokens=8192, free_bytes=140 << 30
+    )
+    assert experts.weight_bytes == 2 * 30_532_122_624  # the parameters of Qwen3 30B-A3B
     small = dataclasses.replace(plan, free_bytes=16 << 30)
     with pytest.raises(Unavailable, match=r"weights 16\.06 GB, .* are more than the 17\.18 GB free"):
         small.num_blocks()
@@ -522,7 +590,7 @@ def test_the_room_for_kv_is_what_weights_and_a_step_leave() -> None:
 @pytest.mark.parametrize(
     ("shape", "free_gb", "num_tokens"),
     [("llama-8b", 141, 32768), ("llama-8b", 80, 16384), ("llama-8b", 24, 2048), ("llama-8b", 10, 2048),
-     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192)],
+     ("llama-1b", 141, 32768), ("llama-1b", 24, 8192), ("qwen3-30b-a3b", 94, 8192)],
 )  # fmt: skip
 def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
     shape: str, free_gb: int, num_tokens: int
@@ -537,6 +605,12 @@ def test_a_step_has_room_for_as_many_tokens_as_the_memory_is_good_for(
 
 
 def test_a_dummy_has_the_shape_that_was_asked_for() -> None:
+    experts = dummy_model(shape_config("tiny-experts"), torch.device("cpu"))
+    mixture = Mixture.of(experts, 1, torch.device("cpu"), torch.float32)
+    assert mixture.gate_up.data_ptr() == experts.weights["layers.1.experts.0.gate_up"].data_ptr()
+    assert torch.equal(mixture.down[7], experts.weights["layers.1.experts.7.down"])
+    assert Mixture.of(experts, 1, torch.device("cpu"), torch.bfloat16).down.dtype == torch.bfloat16
+    assert np.isfinite(device_rig(experts).logprobs([1, 2, 3])).all()
     model = dummy_model(shape_config("tiny"), torch.device("cpu"))
     assert model.weights["embedding"].shape == (512, 64)
     assert model.quantization == "dummy"

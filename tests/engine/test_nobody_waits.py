@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from parity import ARCHITECTURES
 from torch.overrides import TorchFunctionMode
 
 from ahead_rig import NAMES, Kinds
 from device_rig import device_rig
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow
 from loopwright.core.calls import DistributionRequest, Sampling
+from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.operations import TorchOperations
 from runner_rig import Rig, some_tokens
 
@@ -94,8 +96,10 @@ def test_step_by_step_they_get_the_same(model: LoadedModel) -> None:
             same(one, other, name)
 
 
-def test_drafts_slots_copies_and_heads_are_launched_unseen_too(model: LoadedModel) -> None:
+@pytest.mark.parametrize("name", ["Llama 3", "Mistral: window", "Gemma 3"])
+def test_drafts_slots_copies_and_heads_are_launched_unseen_too(name: str) -> None:
     found = []
+    model = byte_model(seed=2, **{"num_layers": 3, **ARCHITECTURES[name]})
     for rig in (device_rig(model), Rig(model)):
         tables = [rig.blocks(40) for _ in range(4)]
         rig.rows(*(rig.row(some_tokens(20, place), block_ids=table) for place, table in enumerate(tables)))

@@ -1,7 +1,7 @@
 """On a GPU: no kind of row makes the host wait within a step, and what is chosen there is what the CPU would choose."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from loopwright.engine.cuda.sampling import SamplingColumns
 from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.sampler import answer
 from questions_rig import assert_same, questions, some_logits
+from runner_rig import runs_of, some_tokens
 
 NUM_STEPS = 21
 
@@ -48,6 +49,30 @@ def test_all_kinds_in_one_step_are_launched_without_waiting() -> None:
     Kinds(rig).run(3, is_ahead=True)
     found = Kinds(rig).run(NUM_STEPS, is_ahead=True, launching=no_waiting, first_watched=1)
     assert len(found) == NUM_STEPS
+
+
+@pytest.mark.parametrize("name", ["heads of 128, 4 of a group", "windows everywhere", "Gemma 3", "experts"])
+def test_masks_drafts_and_slots_are_launched_without_waiting(name: str) -> None:
+    """Beside a row that decodes; of models that FlashInfer has kernels for all of them have a mask."""
+    rig = on_device(model_of(name), max_rows=8)
+    mask = tuple(runs_of([place % 5 != 2 or place == own for place in range(own + 1)]) for own in range(20, 24))
+    is_ours = name in ("windows everywhere", "Gemma 3")
+    for is_watched in (False, True):  # kernels are compiled in the first
+        tables = [rig.blocks(40) for _ in range(5)]
+        rig.rows(*(rig.row(some_tokens(20, place), block_ids=table) for place, table in enumerate(tables)))
+        rows = [
+            ForwardRow(tables[0], 20, [20], [9], sampling=Sampling(), sample_position=21),
+            ForwardRow(tables[1], 20, range(20, 24), [9, 1, 2, 3], sampling=Sampling(), num_drafts=3, mask=mask,
+                       sample_position=24),
+            ForwardRow(tables[2], 20, [20], [9], mask=mask[:1], sampling=Sampling(), sample_position=21,
+                       output_slots=[9]),
+        ]  # fmt: skip
+        if is_ours:
+            rows.append(ForwardRow(tables[3], 20, [20, 21], [4, 5], sampling=Sampling(), sample_position=22))
+        with torch.inference_mode(), no_waiting() if is_watched else nullcontext():
+            launched = rig.runner.launch(Batch(rows=rows))
+        results = launched.result().rows
+    assert [one.error for one in results] == [None] * len(rows)
 
 
 def test_questions_are_answered_on_the_gpu_as_on_the_cpu() -> None:

@@ -16,12 +16,17 @@ from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
-from loopwright.engine.loaded_model import LoadedModel
+from loopwright.engine.loaded_model import Experts, LoadedModel
 from loopwright.engine.sampler import choose
 from runner_rig import Rig, dense_rows, runs_of, some_tokens
 
 CUDA = torch.device("cuda")
 MAX_NOISE = 0.012  # root mean square of the error of all log-probabilities over their spread
+GEMMA = {
+    "architecture": "gemma3", "num_heads": 4, "num_kv_heads": 2, "is_head_tied": True, "windows": (24, None),
+    "local_rope_theta": 1e4, "rope_theta": 1e6,
+}  # fmt: skip
+EXPERTS = {"architecture": "qwen3moe", "num_heads": 4, "num_kv_heads": 2}
 SIZES = {
     "heads of 64, 4 of a group": {"head_dim": 64, "num_heads": 8, "num_kv_heads": 2},
     "heads of 64, 3 of a group": {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3},
@@ -30,7 +35,18 @@ SIZES = {
     "biases": {"head_dim": 64, "num_heads": 4, "num_kv_heads": 4, "has_qkv_bias": True, "has_output_bias": True},
     "a window": {"head_dim": 64, "num_heads": 8, "num_kv_heads": 2, "windows": (24, None)},
     "head norms": {"architecture": "qwen3", "head_dim": 128, "num_heads": 4, "num_kv_heads": 2},
-}
+    "windows everywhere": {"architecture": "mistral", "head_dim": 128, "num_heads": 8, "num_kv_heads": 2,
+                           "windows": (24, 24)},
+    "Gemma 3": {**GEMMA, "head_dim": 256, "score_scale": 1 / 16},
+    "Gemma 3, heads of 128": {**GEMMA, "head_dim": 128, "score_scale": 168**-0.5},
+    "experts": {**EXPERTS, "head_dim": 128, "experts": Experts(16, 4, 256, is_normalized=True)},
+    "experts whose shares stay": {**EXPERTS, "head_dim": 64, "experts": Experts(6, 2, 200, is_normalized=False)},
+}  # fmt: skip
+LIMITS = {"Gemma 3": 0.02, "Gemma 3, heads of 128": 0.02, "experts": 0.03, "experts whose shares stay": 0.03}
+"""Of noise, where it is not MAX_NOISE: about 1.4 times what bfloat16 gives by torch on a CPU. Gemma's logits are of a
+long residual stream."""
+SHARES = {"experts": 0.85, "experts whose shares stay": 0.85}
+"""Of the tokens that count. Two experts may be nearly as likely; then bfloat16 decides which of them a token has."""
 
 
 def quiet(stage: str, fraction: float | None) -> None:
@@ -70,8 +86,10 @@ def model_of(name: str) -> LoadedModel:
     return dataclasses.replace(model, weights={key: one.bfloat16().float() for key, one in model.weights.items()})
 
 
-def noise(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+def noise(found: np.ndarray, expected: np.ndarray, share: float = 1.0) -> float:
+    """With a share less than 1 that part of the tokens counts which is nearest."""
+    squares = np.sort(np.mean((found - expected) ** 2, axis=1))
+    return float(np.sqrt(np.mean(squares[: int(np.ceil(share * len(squares)))])) / expected.std())
 
 
 @pytest.fixture(autouse=True)
@@ -83,30 +101,35 @@ def full_float32() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_prompts_masks_and_decode_steps_are_within_the_noise(name: str, attention: str | None) -> None:
     model, tokens = model_of(name), some_tokens(300)
+    most, share = LIMITS.get(name, MAX_NOISE), SHARES.get(name, 1.0)
     rig, reference = on_device(model, attention), on_device(model, "reference")
     expected = reference.logprobs(tokens)
-    assert noise(rig.logprobs(tokens), expected) < MAX_NOISE
+    assert noise(rig.logprobs(tokens), expected, share) < most
     blocks = rig.blocks(300)
     parts = [dense_rows(rig.rows(rig.row(tokens[:250], block_ids=blocks))[0])]
     for place in range(250, 300):
         parts.append(dense_rows(rig.rows(rig.row(tokens[place : place + 1], kv_len=place, block_ids=blocks))[0]))
-    assert noise(np.concatenate(parts), expected) < MAX_NOISE
+    assert noise(np.concatenate(parts), expected, share) < most
     seen = [[(place <= own and not (own > 10 and 3 <= place < 7) and (place + own) % 5 != 1) or place == own
              for place in range(60)] for own in range(60)]  # fmt: skip
     mask, positions = tuple(runs_of(one[: own + 1]) for own, one in enumerate(seen)), [*range(20), *range(30, 70)]
     hidden = reference.logprobs(tokens[:60], positions, mask=mask)
-    assert noise(rig.logprobs(tokens[:60], positions, mask=mask), hidden) < MAX_NOISE
+    assert noise(rig.logprobs(tokens[:60], positions, mask=mask), hidden, share) < most
     rows = [rig.row(tokens[:40]), rig.row(tokens[:60], positions=positions, mask=mask), rig.row(tokens[:1]),
             rig.row(tokens[:90])]  # fmt: skip
     results = [dense_rows(result) for result in rig.rows(*rows)]
     for found, wanted in zip(results, (expected[:40], hidden, expected[:1], expected[:90]), strict=True):
-        assert noise(found, wanted) < MAX_NOISE
+        assert noise(found, wanted, share) < most
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 17, 33, 48])
-def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "name"),
+    [*((num_rows, "heads of 64, 4 of a group") for num_rows in (1, 3, 17, 33, 48)), (1, "Gemma 3"), (17, "Gemma 3"),
+     (5, "windows everywhere"), (1, "experts"), (48, "experts")],
+)  # fmt: skip
+def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: int, name: str) -> None:
     """Serially and ahead; the reference's ids, but where its best two are close."""
-    model = model_of("heads of 64, 4 of a group")
+    model, share = model_of(name), SHARES.get(name, 1.0)
     rig, reference = on_device(model), on_device(model, "reference")
     prompts = [some_tokens(20 + 5 * place, place) for place in range(num_rows)]
     tables = [rig.blocks(len(prompt) + 40) for prompt in prompts]
@@ -127,7 +150,7 @@ def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: in
     for prompt, mine in zip(prompts, tokens, strict=True):
         logprobs = reference.logprobs([*prompt, *mine[:-1]])[len(prompt) :]
         gap = logprobs.max(1) - logprobs[np.arange(20), mine[1:]]
-        assert gap.max() < 0.1
+        assert np.quantile(gap, share) < 0.1
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-4, seed=3)], ids=["greedy", "drawn"])

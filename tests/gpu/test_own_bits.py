@@ -61,7 +61,7 @@ def test_fewer_bits_are_within_the_noise_of_their_own_numbers(dtype: WeightDtype
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("heads of 64, 3 of a group", "bfloat16"), ("heads of 128, 4 of a group", "int4"), ("head norms", "int8"),
-     ("a window", "bfloat16")],
+     ("a window", "bfloat16"), ("Gemma 3", "bfloat16"), ("experts", "bfloat16")],
 )  # fmt: skip
 def test_a_row_has_its_own_bits(name: str, dtype: WeightDtype) -> None:
     """In pieces, beside others, as decode steps, masked by a mask that hides nothing; at any batch, in graphs."""

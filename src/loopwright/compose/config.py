@@ -85,7 +85,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     shape: Annotated[
-        str, Meta(description="the sizes of a dummy: llama-1b, llama-3b, llama-8b or tiny", extra={"flag": "--shape"})
+        str,
+        Meta(description="the sizes of a dummy: llama-1b, … (docs/gpu-engine.md)", extra={"flag": "--shape"}),
     ] = ""
 
 

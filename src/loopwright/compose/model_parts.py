@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 Report = Callable[[str, float | None], None]
 
-DUMMY_VOCABULARIES = {"llama-1b": 128256, "llama-3b": 128256, "llama-8b": 128256, "tiny": 512}
+DUMMY_VOCABULARIES = {
+    "llama-1b": 128256, "llama-3b": 128256, "llama-8b": 128256, "mistral-7b": 32000, "gemma-3-4b": 262208,
+    "qwen3-30b-a3b": 151936, "tiny": 512, "tiny-experts": 512,
+}  # fmt: skip
 """Ids of the shapes that engine.cuda.dummy has; who makes a tokenizer need not import torch."""
 
 _import_lock = Lock()

@@ -104,19 +104,21 @@ def new_places(rows: Sequence[AttentionRow]) -> NDArray[np.int64]:
     return np.concatenate(found)
 
 
+def shown(row: AttentionRow) -> NDArray[np.bool_]:
+    """What the row's mask shows its tokens, or all that comes before: [num_tokens, kv_len + num_tokens]."""
+    num_places = row.kv_len + row.num_tokens
+    if row.mask is None:
+        return np.arange(num_places) <= np.arange(row.kv_len, num_places)[:, None]
+    return np.stack([visible_places(runs, num_places) for runs in row.mask])
+
+
 def visible(rows: Sequence[AttentionRow], all_positions: Tensor, positions: Tensor, window: int | None) -> list[Tensor]:
     """What each row's tokens see, as booleans [num_tokens, kv_len + num_tokens]: its mask, or all that comes before,
     and in a layer with a window only keys whose position is less than that before the token's."""
     found = []
     start = 0
     for row in rows:
-        num_places = row.kv_len + row.num_tokens
-        own = np.arange(row.kv_len, num_places)
-        if row.mask is None:
-            seen = np.arange(num_places) <= own[:, None]
-        else:
-            seen = np.stack([visible_places(runs, num_places) for runs in row.mask])
-        is_seen = to_device(seen, positions.device)
+        is_seen = to_device(shown(row), positions.device)
         if window is not None:
             keys = all_positions[used_places(row, positions.device)]
             is_seen &= positions[start : start + row.num_tokens, None] - keys < window

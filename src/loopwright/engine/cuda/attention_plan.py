@@ -39,11 +39,6 @@ class PageLists:
             torch.from_numpy((np.array(ends, np.int32) - 1) % BLOCK_SIZE + 1),
         )
 
-    def to(self, device: torch.device) -> "PageLists":
-        return PageLists(
-            *(one.to(device) for one in (self.token_starts, self.block_starts, self.blocks, self.last_lens))
-        )
-
 
 def _starts(sizes: Sequence[int] | NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))

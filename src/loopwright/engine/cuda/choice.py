@@ -11,14 +11,15 @@ import torch
 
 from loopwright.core.errors import Unavailable
 from loopwright.core.model_info import WeightDtype
-from loopwright.engine.cuda.decoder import misfit
 from loopwright.engine.cuda.judged import judged
+from loopwright.engine.cuda.layers import misfit
 from loopwright.engine.cuda.matrices import FEWER_BITS
 from loopwright.engine.loaded_model import ModelConfig
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "flashinfer", "sdpa"]
 
+_FLASHINFER_HEAD_DIMS = (64, 128)
 _FP8_CAPABILITY = (8, 9)  # from which on Triton has e4m3
 
 
@@ -48,14 +49,15 @@ def choose_device(
     """None is the CPU. Raises Unavailable when what was asked for by name cannot be had."""
     if device == "cpu":
         return None
-    why = _why_not(dtype) or misfit(config) or (_why_not_deterministic(dtype, attention) if is_deterministic else None)
+    why = _why_not(dtype) or misfit(config) or _why_no_experts(config, dtype)
+    why = why or (_why_not_deterministic(dtype, attention) if is_deterministic else None)
     if why is not None:
         if device == "auto":
             return None
         field, because = why if isinstance(why, tuple) else ("engine.device", f"'cuda' cannot run this model: {why}")
         raise Unavailable(f"{field}: {because}", field=field)
     kept = torch.float32 if dtype == "float32" else torch.bfloat16
-    chosen, reason = _described(dtype, attention, is_deterministic=is_deterministic)
+    chosen, reason = _described(dtype, attention, config, is_deterministic=is_deterministic)
     return DeviceChoice(
         torch.device("cuda"), kept, chosen, _has_triton(), reason, dtype if dtype in FEWER_BITS else None,
         is_deterministic=is_deterministic,
@@ -72,13 +74,15 @@ def describe_gpu(
     why = _why_not(dtype) or (_why_not_deterministic(dtype, attention) if is_deterministic else None)
     if why is not None:
         raise Unavailable(why if isinstance(why, str) else f"{why[0]}: {why[1]}")
-    return _described(dtype, attention, is_deterministic=is_deterministic)[1]
+    return _described(dtype, attention, None, is_deterministic=is_deterministic)[1]
 
 
-def _described(dtype: WeightDtype, attention: AttentionName, *, is_deterministic: bool) -> tuple[str, str]:
-    """What prompts attend with, and how the whole is told of."""
+def _described(
+    dtype: WeightDtype, attention: AttentionName, config: ModelConfig | None, *, is_deterministic: bool
+) -> tuple[str, str]:
+    """What prompts attend with, and how the whole is told of; without a model, what most would have."""
     kept = torch.float32 if dtype == "float32" else torch.bfloat16
-    chosen, note = ("triton", "Triton") if is_deterministic else _attention(attention, kept)
+    chosen, note = ("triton", "Triton") if is_deterministic else _attention(attention, kept, config)
     weights = f", weights in {judged(dtype)}" if dtype in FEWER_BITS else ""
     kernels = "" if _has_triton() else "; no Triton here, so small operations are torch's"
     deterministic = "; deterministic" if is_deterministic else ""
@@ -114,7 +118,16 @@ def _why_not_deterministic(dtype: WeightDtype, attention: AttentionName) -> tupl
     return None
 
 
-def _attention(wanted: AttentionName, dtype: torch.dtype) -> tuple[str, str]:
+def _why_no_experts(config: ModelConfig, dtype: WeightDtype) -> tuple[str, str] | str | None:
+    """Why a mixture of experts, if the model is one, is not computed on a GPU with such weights."""
+    if config.experts is None:
+        return None
+    if dtype in FEWER_BITS:
+        return "engine.dtype", f"on a GPU experts are bfloat16 or float32; this mixture of experts was to be {dtype!r}"
+    return None if _has_triton() else "a mixture of experts needs Triton, which is not installed"
+
+
+def _attention(wanted: AttentionName, dtype: torch.dtype, config: ModelConfig | None) -> tuple[str, str]:
     """The back-end, and how it is told of."""
     if wanted == "sdpa":
         return "sdpa", "sdpa, as asked for"
@@ -123,8 +136,13 @@ def _attention(wanted: AttentionName, dtype: torch.dtype) -> tuple[str, str]:
         missing = f"FlashInfer has no {str(dtype)[6:]}"
     elif importlib.util.find_spec("flashinfer") is None:
         missing = "FlashInfer is not installed: pip install 'loopwright[cuda]'"
+    elif config is not None and config.head_dim not in _FLASHINFER_HEAD_DIMS:
+        missing = f"FlashInfer's compiled kernels are for heads of 64 and 128, not of {config.head_dim}"
     if missing is None:
-        return "flashinfer", "FlashInfer"
+        has_windows = config is not None and any(window is not None for window in config.windows)
+        return "flashinfer", "FlashInfer, and by Triton in layers with a window" if has_windows else "FlashInfer"
     if wanted == "flashinfer":
         raise Unavailable(f"engine.attention: 'flashinfer' cannot be had: {missing}", field="engine.attention")
+    if _has_triton() and dtype == torch.bfloat16:
+        return "triton", f"Triton ({missing})"
     return "sdpa", f"sdpa without graphs, many times slower ({missing})"

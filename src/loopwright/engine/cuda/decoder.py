@@ -2,12 +2,11 @@
 itself.
 
 Implements what the model runner asks of a model; rows of one token come from the decode steps, with their tables on the
-device. `misfit` says which models it cannot run.
+device.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,40 +15,14 @@ from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.attention import PagedAttention, new_places
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.cuda.layers import DeviceLayer, activation, embedding_scale, misfit
 from loopwright.engine.cuda.matrices import KindOf, Matrix
 from loopwright.engine.cuda.operations import Operations, Rotation
-from loopwright.engine.loaded_model import LoadedModel, ModelConfig, Rope
+from loopwright.engine.loaded_model import LoadedModel, Rope
 from loopwright.engine.transfer import to_device
-
-_FITTING = ("llama", "mistral", "qwen2", "qwen3")
-
-_MATRICES = ("qkv", "output", "gate_up", "down")
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, query [num_tokens, num_heads, head_dim]) → [num_tokens, num_heads · head_dim]."""
-
-
-def misfit(config: ModelConfig) -> str | None:
-    """Why a model of these sizes cannot run on a device; None if it can."""
-    if config.architecture not in _FITTING:
-        return f"the architecture {config.architecture!r} runs on the CPU alone; on CUDA are {', '.join(_FITTING)}"
-    if config.score_scale is not None and config.score_scale != config.head_dim**-0.5:
-        return f"scores are multiplied with {config.score_scale:g}, not with head_dim ** -0.5"
-    return None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    attention_norm: Tensor
-    qkv: Matrix
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Matrix
-    output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
 
 
 class DeviceDecoder:
@@ -66,44 +39,31 @@ class DeviceDecoder:
         self.cache, self.device = cache, cache.device
         self.vocab_size = model.config.vocab_size
 
-        def placed(name: str) -> Tensor:
-            return model.weights[name].to(cache.device, dtype).contiguous()
-
-        def kept(name: str) -> Matrix:
-            is_tied = name == "head" and model.config.is_head_tied
-            weight = model.own_rows(model.weights["embedding"]) if is_tied else model.weights[name]
-            return Matrix.of(weight, kind_of(name), cache.device, dtype)
-
-        def layer(index: int) -> _Layer:
-            prefix = f"layers.{index}."
-            names = {"output": "attention_output", "output_bias": "attention_output_bias"}
-            found = {field: prefix + names.get(field, field) for field in _Layer.__slots__}
-            parts: dict[str, Any] = {
-                field: (kept if field in _MATRICES else placed)(name) if name in model.weights else None
-                for field, name in found.items()
-            }
-            return _Layer(**parts)
-
-        self.embedding = placed("embedding")
-        is_shared = model.config.is_head_tied and kind_of("head") == "plain"
+        self._dtype = dtype
+        self._activation, self._embedding_scale = activation(model.config), embedding_scale(model.config)
+        self.embedding = model.weights["embedding"].to(cache.device, dtype).contiguous()
         own = model.own_rows(self.embedding)
-        self._head = Matrix("plain", own, None, own.shape[1]) if is_shared else kept("head")
-        self._final_norm = placed("final_norm")
-        self._layers = [layer(index) for index in range(model.config.num_layers)]
+        if model.config.is_head_tied and kind_of("head") == "plain":
+            self._head = Matrix("plain", own, None, own.shape[1])
+        else:
+            weight = model.own_rows(model.weights["embedding"]) if model.config.is_head_tied else model.weights["head"]
+            self._head = Matrix.of(weight, kind_of("head"), cache.device, dtype)
+        self._final_norm = model.weights["final_norm"].to(cache.device, torch.float32)
+        self._layers = [
+            DeviceLayer.of(model, index, cache.device, dtype, kind_of) for index in range(model.config.num_layers)
+        ]
         ropes = {one: replace(one, frequencies=one.frequencies.to(cache.device)) for one in dict.fromkeys(model.ropes)}
         self.ropes: tuple[Rope, ...] = tuple(ropes[one] for one in model.ropes)
 
     @property
     def step_weight_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
-        matrices = [
-            one for layer in self._layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]  # fmt: skip
-        return sum(one.nbytes for one in (*matrices, self._head))
+        """Bytes of weights that a step of one token reads."""
+        return self._head.nbytes + sum(layer.step_nbytes for layer in self._layers)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → float32 [num_tokens, hidden_size]."""
-        return torch.nn.functional.embedding(token_ids.to(self.cache.device), self.embedding).float()
+        vectors = torch.nn.functional.embedding(token_ids.to(self.cache.device), self.embedding)
+        return vectors.float() if self._embedding_scale == 1 else vectors.float().mul_(self._embedding_scale)
 
     def forward(
         self, hidden: Tensor, positions: Tensor, rows: Sequence[AttentionRow], kept: Tensor | None = None
@@ -122,15 +82,12 @@ class DeviceDecoder:
 
     def decode_own(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """As `decode`, of several ranks the logits of this one's tokens alone."""
-        hidden, places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
+        hidden, places = self._operations.begin(
+            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
+        )
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
-        _, normalized = self._run_layers(
-            hidden,
-            rotations,
-            places,
-            lambda layer, query: self._operations.attend(query, self.cache.layers[layer], table, lens),
-        )
+        _, normalized = self._run_layers(hidden, rotations, places, self._attend_singles(table, lens))
         return self._operations.logits(normalized, self._head)
 
     def forward_beside(
@@ -139,15 +96,16 @@ class DeviceDecoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
         attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' kept tokens."""
-        begun, own_places = self._operations.begin(buffers, num_rows, self.embedding, self.cache.positions)
+        begun, own_places = self._operations.begin(
+            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
+        )
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
+        attend_singles = self._attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
         def attend(layer: int, query: Tensor) -> Tensor:
-            own = self._operations.attend(query[:num_rows], self.cache.layers[layer], table, lens)
-            return torch.cat([own, planned.attend(layer, query[num_rows:])])
+            return torch.cat([attend_singles(layer, query[:num_rows]), planned.attend(layer, query[num_rows:])])
 
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
@@ -160,11 +118,23 @@ class DeviceDecoder:
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
-        return self._operations.add_norm(None, hidden.contiguous(), self._final_norm, self._config.norm_epsilon).float()
+        return self._norm(None, hidden.contiguous(), self._final_norm).float()
 
     def logits(self, normalized: Tensor) -> Tensor:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
         return self._logits(normalized.to(self.embedding.dtype))
+
+    def _attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+        operations, cache = self._operations, self.cache
+        windows = [window for window in dict.fromkeys(cache.windows) if window is not None]
+        reaches = {window: operations.reach(table, lens, cache.positions, window) for window in windows}
+
+        def attend(layer: int, query: Tensor) -> Tensor:
+            window = cache.windows[layer]
+            reach = None if window is None else reaches[window]
+            return operations.attend(query, cache.layers[layer], table, lens, reach)
+
+        return attend
 
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
@@ -174,16 +144,14 @@ class DeviceDecoder:
         kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens."""
-        operations, epsilon, head_dim = self._operations, self._config.norm_epsilon, self._config.head_dim
-        num_tokens = len(residual)
+        operations, head_dim, num_tokens = self._operations, self._config.head_dim, len(residual)
         added: Tensor | None = None
+        added_norm: Tensor | None = None
         for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
-            normalized = operations.add_norm(added, residual, layer.attention_norm, epsilon)
+            normalized = self._norm(added, residual, layer.attention_norm, added_norm)
             qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
-            if layer.query_norm is not None:
-                qkv = self._norm_heads(qkv, layer)
             query = operations.rotate_and_store(
-                qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads
+                qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads, layer.head_norms
             )
             narrow = kept if index == len(self._layers) - 1 else None
             if narrow is not None and not len(narrow):
@@ -191,26 +159,32 @@ class DeviceDecoder:
             attended = attend(index, query)
             if narrow is not None:
                 residual, attended = residual[narrow], attended[narrow]
-            added = self._project_onto(residual, attended, layer.output, layer.output_bias)
-            normalized = operations.add_norm(added, residual, layer.mlp_norm, epsilon)
-            added = self._project_onto(residual, operations.gate(normalized, layer.gate_up), layer.down, None)
-        return residual, operations.add_norm(added, residual, self._final_norm, epsilon)
+            added_norm = layer.attention_post_norm
+            added = self._project_onto(residual, attended, layer.output, layer.output_bias, added_norm)
+            normalized = self._norm(added, residual, layer.mlp_norm, added_norm)
+            added, added_norm = self._mlp(residual, normalized, layer), layer.mlp_post_norm
+        return residual, self._norm(added, residual, self._final_norm, added_norm)
 
-    def _norm_heads(self, qkv: Tensor, layer: _Layer) -> Tensor:
-        assert layer.query_norm is not None
-        assert layer.key_norm is not None
-        num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
-        query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        return torch.cat([self._norm_each(query, layer.query_norm), self._norm_each(key, layer.key_norm), value], dim=1)
+    def _norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, added_weight: Tensor | None = None
+    ) -> Tensor:
+        epsilon = self._config.norm_epsilon
+        return self._operations.add_norm(added, residual, weight, epsilon, self._dtype, added_weight)
 
-    def _norm_each(self, heads: Tensor, weight: Tensor) -> Tensor:
-        """[num_tokens, num_heads, head_dim] → the same."""
-        rows = heads.float().reshape(-1, heads.shape[-1])
-        return self._operations.add_norm(None, rows, weight, self._config.norm_epsilon).view(heads.shape)
+    def _mlp(self, residual: Tensor, normalized: Tensor, layer: DeviceLayer) -> Tensor | None:
+        """What is still to be added."""
+        if layer.mixture is not None:
+            return self._ranks.add_up(self._operations.mix(normalized, layer.mixture))
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        gated = self._operations.gate(normalized, layer.gate_up, self._activation)
+        return self._project_onto(residual, gated, layer.down, None, layer.mlp_post_norm)
 
-    def _project_onto(self, residual: Tensor, vectors: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor | None:
-        """As Operations.project_onto, of all ranks."""
-        if self._ranks.num_ranks == 1:
+    def _project_onto(
+        self, residual: Tensor, vectors: Tensor, weight: Matrix, bias: Tensor | None, post_norm: Tensor | None
+    ) -> Tensor | None:
+        """As Operations.project_onto, of all ranks, and not yet done if it has a norm to come."""
+        if self._ranks.num_ranks == 1 and post_norm is None:
             return self._operations.project_onto(residual, vectors, weight, bias)
         return self._ranks.add_up(self._operations.project(vectors, weight, bias))
 

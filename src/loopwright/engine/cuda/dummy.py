@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loopwright.core.errors import BadRequest
 from loopwright.engine.layers import make_ropes
-from loopwright.engine.loaded_model import LoadedModel, ModelConfig, RopeScaling
+from loopwright.engine.loaded_model import Experts, LoadedModel, ModelConfig, RopeScaling
 from loopwright.engine.models import find_architecture
 from loopwright.engine.shards import WHOLE, Shard, ShardedSpec, local_config, sharded_specs
 
@@ -28,12 +28,34 @@ SHAPES: Mapping[str, ModelConfig] = {
         _LLAMA_1B, hidden_size=4096, intermediate_size=14336, num_layers=32, head_dim=128, is_head_tied=False,
         rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
     ),
+    "mistral-7b": ModelConfig(
+        architecture="mistral", vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_layers=32,
+        num_heads=32, num_kv_heads=8, head_dim=128, max_context=32768, norm_epsilon=1e-5, rope_theta=10000.0,
+        rope_scaling=None, is_head_tied=False, windows=(4096,) * 32,
+    ),
+    "gemma-3-4b": ModelConfig(
+        architecture="gemma3", vocab_size=262208, hidden_size=2560, intermediate_size=10240, num_layers=34,
+        num_heads=8, num_kv_heads=4, head_dim=256, max_context=131072, norm_epsilon=1e-6, rope_theta=1e6,
+        rope_scaling=RopeScaling("linear", 8.0), is_head_tied=True, local_rope_theta=10000.0, score_scale=1 / 16,
+        windows=tuple(None if layer % 6 == 5 else 1024 for layer in range(34)),
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        architecture="qwen3moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=48,
+        num_heads=32, num_kv_heads=4, head_dim=128, max_context=40960, norm_epsilon=1e-6, rope_theta=1e6,
+        rope_scaling=None, is_head_tied=False, experts=Experts(128, 8, 768, is_normalized=True),
+    ),
     "tiny": dataclasses.replace(
         _LLAMA_1B, vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=16, max_context=4096,
     ),
+    "tiny-experts": ModelConfig(
+        architecture="qwen3moe", vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=16, max_context=4096, norm_epsilon=1e-6, rope_theta=1e6, rope_scaling=None,
+        is_head_tied=False, experts=Experts(8, 2, 32, is_normalized=True),
+    ),
 }  # fmt: skip
-"""Sizes of Llama 3.2 1B and 3B and of Llama 3.1 8B, as their releases' config.json have them, and one for trying."""
+"""Sizes of Llama 3.2 1B and 3B, of Llama 3.1 8B, of Mistral 7B v0.1, of Gemma 3 4B's text part and of Qwen3 30B-A3B, as
+their releases' config.json have them, and two for trying."""
 
 
 def shape_config(name: str) -> ModelConfig:
@@ -48,7 +70,8 @@ def dummy_model(
     shard: Shard = WHOLE,
 ) -> LoadedModel:  # fmt: skip
     """Random weights, the same for the same seed on the same kind of device: on the GPU in bfloat16, or on the CPU in
-    float32 where there is none. With `shard`, that part of them: each is drawn whole, and cut."""
+    float32 where there is none. With `shard`, that part of them: each is drawn whole, and cut. The same matrices of all
+    experts of a layer lie one below the other, as a device wants them."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     generator = torch.Generator(device).manual_seed(seed)
@@ -69,7 +92,18 @@ def dummy_model(
         cuts = zip(stored, mine.cuts, strict=True)
         return torch.cat([one[cut.rows] if one.ndim == 1 else one[cut.rows, cut.columns] for one, cut in cuts])
 
+    stacks: dict[tuple[str, str], Tensor] = {}
+
+    def laid(name: str, drawn: Tensor) -> Tensor:
+        layer, is_expert, rest = name.partition(".experts.")
+        if not is_expert or config.experts is None:
+            return drawn
+        number, _, kind = rest.partition(".")
+        if (layer, kind) not in stacks:
+            stacks[layer, kind] = drawn.new_empty(config.experts.num_experts, *drawn.shape)
+        return stacks[layer, kind][int(number)].copy_(drawn)
+
     specs = find_architecture(config.architecture).weights(config)
     parts = zip(specs, sharded_specs(config, shard), strict=True)
-    weights = {one.name: part(one.name, one.shape, mine) for one, mine in parts}
+    weights = {one.name: laid(one.name, part(one.name, one.shape, mine)) for one, mine in parts}
     return LoadedModel(local_config(config, shard.num_ranks), weights, make_ropes(config), "dummy")

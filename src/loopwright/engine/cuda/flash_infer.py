@@ -1,9 +1,11 @@
-"""Attention by FlashInfer's kernels: fa3 for prompts where it has a kernel, else fa2; masks in fa2.
+"""Attention by FlashInfer's kernels: fa3 for prompts where it has a kernel, else fa2.
 
-Never imported without FlashInfer; `choice` says whether it is there. Masks and windows are custom masks.
+Never imported without FlashInfer; `choice` says whether it is there. Masks and windows are for the kernel of our own:
+FlashInfer's masks are by place, and planning one waits for the device.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import flashinfer
@@ -12,9 +14,10 @@ import torch
 from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow
-from loopwright.engine.cuda.attention import visible
+from loopwright.engine.cuda.attention import PlannedRows
 from loopwright.engine.cuda.attention_plan import PageLists
 from loopwright.engine.cuda.cache import DeviceKvCache
+from loopwright.engine.cuda.tile_attention import TileAttention
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
 from loopwright.engine.transfer import to_device
@@ -29,78 +32,84 @@ class FlashInferAttention:
     name = "flashinfer"
 
     def __init__(self, cache: DeviceKvCache, config: ModelConfig) -> None:
-        self._cache, self._config = cache, config
+        self._cache = cache
         self._scale = config.head_dim**-0.5
         self._dtype = cache.layers[0].dtype
         self._heads = (config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
-        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
-        self._prefills: dict[tuple[str, bool, int | None], Any] = {}
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
+        backend = "fa3" if config.head_dim == _FA3_HEAD_DIM else "fa2"
+        self._wrapper: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
         self._planned = torch.cuda.Event()
+        self._tiles = TileAttention(cache, config.num_heads)
 
-    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> "_FlashInferRows":
-        return _FlashInferRows(self, self._cache, rows, positions)
+    def plan(self, rows: Sequence[AttentionRow], positions: Tensor) -> PlannedRows:
+        windows = self._cache.windows
+        if all(window is not None for window in windows) or all(row.mask is not None for row in rows):
+            return self._tiles.plan(rows, positions)
+        starts = np.cumsum([0, *(row.num_tokens for row in rows)])
+        parts: list[tuple[Tensor | None, PlannedRows]] = []
+        for has_mask in (False, True):
+            members = [number for number, row in enumerate(rows) if (row.mask is not None) == has_mask]
+            if not members:
+                continue
+            index = np.concatenate([np.arange(starts[one], starts[one + 1]) for one in members])
+            tokens = to_device(index, self._cache.device)
+            chosen = [rows[one] for one in members]
+            planned = self._tiles.plan(chosen, positions[tokens]) if has_mask else self._prefill(chosen)
+            parts.append((tokens if len(members) < len(rows) else None, planned))
+        seeing_all = _Parts(parts)
+        if all(window is None for window in windows):
+            return seeing_all
+        return _ByWindow(windows, seeing_all, self._tiles.plan(rows, positions))
 
-    def prefill(self, lists: PageLists, mask: Tensor | None, window: int | None) -> Any:  # noqa: ANN401 (FlashInfer has no types)
-        """A planned wrapper for rows that see all that comes before, or what `mask`, flat over all rows, says."""
-        is_causal = mask is None
-        backend = "fa3" if is_causal and self._config.head_dim == _FA3_HEAD_DIM else "fa2"
-        key = (backend, is_causal, window)
-        if key not in self._prefills:  # pinned memory of eight megabytes each
-            made = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=backend)
-            self._prefills[key] = made
-        wrapper = self._prefills[key]
+    def _prefill(self, rows: Sequence[AttentionRow]) -> "_Prefill":
+        """Of rows that see all that comes before."""
+        lists = PageLists.of_rows(rows)
         self._planned.synchronize()
-        placed = lists if is_causal else lists.to(self._cache.device)
-        wrapper.plan(
-            placed.token_starts, placed.block_starts, placed.blocks, placed.last_lens, *self._heads,
-            causal=is_causal, custom_mask=mask, sm_scale=self._scale,
-            q_data_type=self._dtype, kv_data_type=self._dtype,
+        self._wrapper.plan(
+            lists.token_starts, lists.block_starts, lists.blocks, lists.last_lens, *self._heads,
+            causal=True, sm_scale=self._scale, q_data_type=self._dtype, kv_data_type=self._dtype,
         )  # fmt: skip
         self._planned.record()
-        return wrapper
+        return _Prefill(self._wrapper, self._cache)
 
 
-class _FlashInferRows:
-    """Implements cuda.attention.PlannedRows: a wrapper for the rows without masks and one for those with, by window."""
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Implements PlannedRows."""
 
-    def __init__(
-        self, attention: FlashInferAttention, cache: DeviceKvCache, rows: Sequence[AttentionRow], positions: Tensor
-    ) -> None:
-        self._windows = cache.windows
-        starts = np.cumsum([0, *(row.num_tokens for row in rows)])
-        # Tokens of the batch, None for all of it; whether they have a mask; the wrapper.
-        self._parts: dict[int | None, list[tuple[Tensor | None, bool, Any]]] = {}
-        for window in dict.fromkeys(cache.windows):
-            masked = [i for i, row in enumerate(rows) if row.mask is not None or window is not None]
-            plain = [i for i, row in enumerate(rows) if row.mask is None and window is None]
-            parts: list[tuple[Tensor | None, bool, Any]] = []
-            for members, has_mask in ((plain, False), (masked, True)):
-                if not members:
-                    continue
-                chosen = [rows[i] for i in members]
-                index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-                tokens = to_device(index, cache.device)
-                mask = None
-                if has_mask:
-                    seen = visible(chosen, cache.positions, positions[tokens], window)
-                    mask = torch.cat([one.flatten() for one in seen])
-                wrapper = attention.prefill(PageLists.of_rows(chosen), mask, window)
-                parts.append((tokens if len(members) < len(rows) else None, has_mask, wrapper))
-            self._parts[window] = parts
-        self._layers = cache.layers
+    wrapper: Any
+    cache: DeviceKvCache
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        parts = self._parts[self._windows[layer]]
-        kv = self._layers[layer]
-        if len(parts) == 1:
-            return _run(parts[0][2], query, kv, has_mask=parts[0][1])
+        # FlashInfer's own output begins as zeros, for tokens that see nothing; here all see something.
+        found: Tensor = self.wrapper.run(query, self.cache.layers[layer], out=torch.empty_like(query))
+        return found.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Some tokens of the batch in one way, None being all of it, and some in another. Implements PlannedRows."""
+
+    parts: Sequence[tuple[Tensor | None, PlannedRows]]
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0][1].attend(layer, query)
         output = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
-        for tokens, has_mask, wrapper in parts:
-            output[tokens] = _run(wrapper, query[tokens], kv, has_mask=has_mask)
+        for tokens, planned in self.parts:
+            output[tokens] = planned.attend(layer, query[tokens])
         return output
 
 
-def _run(wrapper: Any, query: Tensor, kv: Tensor, *, has_mask: bool) -> Tensor:  # noqa: ANN401 (FlashInfer has no types)
-    """FlashInfer's own output begins as zeros, for tokens that see nothing; without a mask all see something."""
-    found: Tensor = wrapper.run(query, kv, out=None if has_mask else torch.empty_like(query))
-    return found.flatten(1)
+@dataclass(frozen=True, slots=True)
+class _ByWindow:
+    """Layers with a window in one way and those without in another. Implements PlannedRows."""
+
+    windows: Sequence[int | None]
+    seeing_all: PlannedRows
+    windowed: PlannedRows
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        planned = self.seeing_all if self.windows[layer] is None else self.windowed
+        return planned.attend(layer, query)

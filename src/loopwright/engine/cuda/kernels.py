@@ -11,11 +11,18 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import adjust_kernels, draw_kernels, product_kernels, token_kernels, top_kernels
+from loopwright.engine.cuda import (
+    adjust_kernels,
+    attention_kernels,
+    draw_kernels,
+    expert_kernels,
+    product_kernels,
+    top_kernels,
+)
 from loopwright.engine.cuda.buffers import DecodeBuffers
-from loopwright.engine.cuda.decode_kernels import attend_paged
+from loopwright.engine.cuda.experts import Mixture
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.operations import Rotation
+from loopwright.engine.cuda.operations import Activation, HeadNorms, Reach, Rotation
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
@@ -25,7 +32,7 @@ ADDED_ROWS = 1024
 """From so many on, cuBLAS adds a product to the residual stream itself. For fewer it was not measured."""
 
 _HEADS = 8  # of one program of rotate_and_store
-_COLUMNS = 1024  # of one program of _gated_silu
+_COLUMNS = 1024  # of one program of _gated
 _CHUNK = 4096  # ids of one program of the search for the best
 
 
@@ -48,24 +55,32 @@ class TritonOperations:
         )
         return cos, sin
 
-    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def add_norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype,
+        added_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         num_tokens, size = residual.shape
-        out = torch.empty(num_tokens, size, dtype=weight.dtype, device=residual.device)
+        out = torch.empty(num_tokens, size, dtype=dtype, device=residual.device)
         block = triton.next_power_of_2(size)
         _add_norm[(num_tokens,)](
-            residual if added is None else added, residual, weight, out, size, epsilon,
-            HAS_ADDED=added is not None, BLOCK=block, num_warps=8 if block > 2048 else 4,
+            residual if added is None else added, residual, weight, added_weight, out, size, epsilon,
+            HAS_ADDED=added is not None, IS_NORMED=added_weight is not None, BLOCK=block,
+            num_warps=8 if block > 2048 else 4,
         )  # fmt: skip
         return out
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
+    def rotate_and_store(
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
+    ) -> Tensor:
         num_tokens, all_heads, head_dim = qkv.shape
         num_kv_heads = kv.shape[3]
         query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
         query_parts = triton.cdiv(num_heads, _HEADS)
+        query_norm, key_norm, epsilon = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
         _rotate_and_store[(num_tokens, query_parts + triton.cdiv(num_kv_heads, _HEADS))](
-            qkv, *rotation, places, kv, query, num_heads, num_kv_heads, query_parts, all_heads * head_dim,
-            D=head_dim, DP=triton.next_power_of_2(head_dim), HEADS=_HEADS, SIZE=BLOCK_SIZE, num_warps=2,
+            qkv, *rotation, places, kv, query, query_norm, key_norm, num_heads, num_kv_heads, query_parts,
+            all_heads * head_dim, epsilon, D=head_dim, DP=triton.next_power_of_2(head_dim), HEADS=_HEADS,
+            SIZE=BLOCK_SIZE, HAS_NORMS=norms is not None, num_warps=2,
         )  # fmt: skip
         return query
 
@@ -95,15 +110,21 @@ class TritonOperations:
             return None
         return linear(vectors, weights, bias)
 
-    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+    def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
         tiling = self._tiling(vectors, gate_up, is_gated=True)
         if tiling is not None:
-            return product_kernels.gated_product(vectors, gate_up, tiling)
+            return product_kernels.gated_product(vectors, gate_up, tiling, is_gelu=activation == "gelu")
         side_by_side = linear(vectors, _all_weights(gate_up, vectors.dtype))
         num_tokens, size = side_by_side.shape[0], side_by_side.shape[1] // 2
         out = torch.empty(num_tokens, size, dtype=vectors.dtype, device=vectors.device)
-        _gated_silu[(num_tokens, triton.cdiv(size, _COLUMNS))](side_by_side, out, size, BLOCK=_COLUMNS)
+        _gated[(num_tokens, triton.cdiv(size, _COLUMNS))](
+            side_by_side, out, size, BLOCK=_COLUMNS, IS_GELU=activation == "gelu"
+        )
         return out
+
+    def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
+        logits = self.logits(vectors, mixture.router)
+        return expert_kernels.mix(vectors, mixture, logits, is_deterministic=self._alike is not None)
 
     def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
         if self._alike is not None:
@@ -113,20 +134,24 @@ class TritonOperations:
             return None
         return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
-        if self._alike is not None:
-            return token_kernels.attend_singles(query, kv, table, lens)
-        return attend_paged(query, kv, table, lens)
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        return attention_kernels.reach(table, lens, positions, window)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
+        tiling = attention_kernels.FIXED
+        if self._alike is None:
+            tiling = attention_kernels.singles_tiling(len(lens), kv.shape[3], query.shape[2], table.shape[1])
+        return attention_kernels.attend(query, kv, table, lens, tiling, reach=reach)
 
     def begin(
-        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, scale: float, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         hidden_size = embedding.shape[1]
         hidden = torch.empty(num_rows, hidden_size, dtype=torch.float32, device=embedding.device)
         places = torch.empty(num_rows, dtype=torch.int32, device=embedding.device)
         _begin[(num_rows,)](
             buffers.table, buffers.inputs, buffers.lens, embedding, positions, hidden, places, hidden_size,
-            buffers.table.stride(0), buffers.inputs.stride(0), SIZE=BLOCK_SIZE,
+            scale, buffers.table.stride(0), buffers.inputs.stride(0), SIZE=BLOCK_SIZE,
             BLOCK=triton.next_power_of_2(hidden_size),
         )  # fmt: skip
         return hidden, places
@@ -180,32 +205,45 @@ def _rotation(positions, frequencies, cos, sin, num_pairs, magnitude, PAIRS: tl.
 
 
 @triton.jit
-def _add_norm(added, residual, weight, out, size, epsilon, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(
+    added, residual, weight, added_weight, out, size, epsilon, HAS_ADDED: tl.constexpr, IS_NORMED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < size
     at = token * size + column
     values = tl.load(residual + at, mask=mask, other=0.0)
     if HAS_ADDED:
-        values += tl.load(added + at, mask=mask, other=0.0).to(tl.float32)
+        more = tl.load(added + at, mask=mask, other=0.0).to(tl.float32)
+        if IS_NORMED:
+            more *= 1.0 / tl.sqrt(tl.sum(more * more, axis=0) / size + epsilon)
+            more *= tl.load(added_weight + column, mask=mask, other=0.0)
+        values += more
         tl.store(residual + at, values, mask=mask)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / size + epsilon)
-    weights = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    weights = tl.load(weight + column, mask=mask, other=0.0)
     tl.store(out + at, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _rotated(source, at, mask, cos, sin, HEADS: tl.constexpr, DP: tl.constexpr):
-    """[HEADS, DP] of float32, each pair turned."""
+def _rotated(
+    source, at, mask, cos, sin, norm, column, epsilon, D: tl.constexpr, HEADS: tl.constexpr, DP: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """[HEADS, DP] of float32, each head normed, if at all, and each pair turned."""
     heads = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        scale = 1.0 / tl.sqrt(tl.sum(heads * heads, axis=1) / D + epsilon)
+        heads *= scale[:, None] * tl.load(norm + column, mask=column < D, other=0.0)
     even, odd = tl.split(tl.reshape(heads, (HEADS, DP // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (HEADS, DP))
 
 
 @triton.jit
 def _rotate_and_store(
-    qkv, cos, sin, places, kv, query, num_heads, num_kv_heads, query_parts, token_stride,
-    D: tl.constexpr, DP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
+    qkv, cos, sin, places, kv, query, query_norm, key_norm, num_heads, num_kv_heads, query_parts, token_stride, epsilon,
+    D: tl.constexpr, DP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -218,12 +256,15 @@ def _rotate_and_store(
     if part < query_parts:
         head = part * HEADS + tl.arange(0, HEADS)[:, None]
         mask = (head < num_heads) & (column < D)
-        turned = _rotated(source, head * D + column, mask, cosines, sines, HEADS, DP)
+        turned = _rotated(
+            source, head * D + column, mask, cosines, sines, query_norm, column, epsilon, D, HEADS, DP, HAS_NORMS
+        )
         tl.store(query + (token * num_heads + head) * D + column, turned.to(query.dtype.element_ty), mask=mask)
     else:
         head = (part - query_parts) * HEADS + tl.arange(0, HEADS)[:, None]
         mask = (head < num_kv_heads) & (column < D)
-        turned = _rotated(source, (num_heads + head) * D + column, mask, cosines, sines, HEADS, DP)
+        key = (num_heads + head) * D + column
+        turned = _rotated(source, key, mask, cosines, sines, key_norm, column, epsilon, D, HEADS, DP, HAS_NORMS)
         at = (num_heads + num_kv_heads + head) * D + column
         values = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
         is_bad = tl.sum(tl.where(tl.abs(values) < float("inf"), 0, 1), axis=1)[:, None] > 0  # NaN compares as false
@@ -236,18 +277,20 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, out, size, BLOCK: tl.constexpr):
+def _gated(gate_up, out, size, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size
     gate = tl.load(gate_up + token * 2 * size + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * size + size + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + token * size + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + token * size + column, (product_kernels.opened(gate, IS_GELU) * up).to(out.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
 def _begin(
-    table, inputs, lens, embedding, positions, hidden, places, hidden_size, table_stride, stride,
+    table, inputs, lens, embedding, positions, hidden, places, hidden_size, scale, table_stride, stride,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -259,7 +302,7 @@ def _begin(
     column = tl.arange(0, BLOCK)
     mask = column < hidden_size
     vector = tl.load(embedding + tl.load(inputs + row).to(tl.int64) * hidden_size + column, mask=mask, other=0.0)
-    tl.store(hidden + row * hidden_size + column, vector.to(tl.float32), mask=mask)
+    tl.store(hidden + row * hidden_size + column, vector.to(tl.float32) * scale, mask=mask)
 
 
 @triton.jit

@@ -79,7 +79,10 @@ def step_tokens(
 
 def _token_bytes(config: ModelConfig) -> int:
     """Of the activations of one token."""
-    return 4 * (4 * config.hidden_size + 3 * config.intermediate_size + 3 * config.num_heads * config.head_dim)
+    mlp = 3 * config.intermediate_size
+    if config.experts is not None:  # what each chosen expert has inside and gives
+        mlp = config.experts.num_chosen * (config.experts.intermediate_size + config.hidden_size)
+    return 4 * (4 * config.hidden_size + mlp + 3 * config.num_heads * config.head_dim)
 
 
 def _weight_bytes(config: ModelConfig, dtype: torch.dtype, kind_of: KindOf, num_ranks: int) -> tuple[int, int]:

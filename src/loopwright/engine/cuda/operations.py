@@ -3,14 +3,16 @@
 Never holds weights. The decoder calls it; `kernels` has the same in Triton, each operation one launch.
 """
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 from loopwright.engine.cuda import processing
 from loopwright.engine.cuda.buffers import DecodeBuffers, places_of
+from loopwright.engine.cuda.experts import Mixture, mixed
 from loopwright.engine.cuda.matrices import Matrix
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables, adjusted_by, counted
 from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
@@ -21,6 +23,29 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of each token's pairs, magnitude applied: float32 [num_tokens, head_dim / 2] each."""
 
 
+Activation = Literal["silu", "gelu"]
+"""Of a gate; gelu is its tanh approximation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorms:
+    """Root-mean-square norms over each head of queries and keys, before they are rotated: float32 [head_dim] each."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reach:
+    """What tokens see in layers with a window: of the places before them those whose position is less than `window`
+    before their own. `positions` [places] are the cache's; before `first` [num_rows] a row sees nothing, if given."""
+
+    window: int
+    positions: Tensor
+    first: Tensor | None = None
+
+
 class Operations(Protocol):
     """All tensors are contiguous and on one device. The residual stream is float32, all else has the weights' dtype."""
 
@@ -28,13 +53,20 @@ class Operations(Protocol):
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation: ...
 
-    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """residual += added, in place; then its root-mean-square norm, in the weight's dtype: [num_tokens, size]."""
+    def add_norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype,
+        added_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """residual += added, in place; then its root-mean-square norm, in `dtype`: [num_tokens, size]. With
+        `added_weight` what is added is the norm of `added`. Weights are float32 [size]."""
         ...
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
-        """Rotates queries and keys of [num_tokens, heads, head_dim], writes keys and values to `places` of a layer's
-        cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries [num_tokens, num_heads, head_dim].
+    def rotate_and_store(
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
+    ) -> Tensor:
+        """Norms, if the model has that, and rotates queries and keys of [num_tokens, heads, head_dim], writes keys and
+        values to `places` of a layer's cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries
+        [num_tokens, num_heads, head_dim].
 
         Cached values are finite: a head whose values are not gets zeros and keys of NaN, so that whoever sees it fails
         and whoever has it hidden adds nothing."""
@@ -52,20 +84,30 @@ class Operations(Protocol):
         """As `project`, for what is added to the residual stream: None if that is done, else what `add_norm` adds."""
         ...
 
-    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
-        """silu(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+    def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
+        """activation(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
         ...
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+    def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
+        """What a mixture of experts gives for [num_tokens, size]: float32, of the same shape."""
+        ...
+
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        """Of rows of one token, for all layers with that window; table and lens as for `attend`, `positions` [places]
+        with those of the new tokens."""
+        ...
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
         """Attention of rows of one token: query [num_rows, num_heads, head_dim], a layer's cache, table [num_rows,
-        max_blocks], lens [num_rows] with the new token → [num_rows, num_heads · head_dim]. Not for a window."""
+        max_blocks], lens [num_rows] with the new token, and what the layer's window leaves → [num_rows, num_heads ·
+        head_dim]."""
         ...
 
     def begin(
-        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, scale: float, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [num_rows, hidden_size] and the places of the rows' tokens [num_rows]; notes their
-        positions in `positions` [places] and their lengths in the buffers."""
+        """The residual stream [num_rows, hidden_size], of embeddings times `scale`, and the places of the rows' tokens
+        [num_rows]; notes their positions in `positions` [places] and their lengths in the buffers."""
         ...
 
     def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
@@ -107,14 +149,24 @@ class TorchOperations:
         angles = positions.float()[:, None] * rope.frequencies
         return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
 
-    def add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def add_norm(
+        self, added: Tensor | None, residual: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype,
+        added_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if added is not None:
+            if added_weight is not None:
+                added = torch.rms_norm(added.float(), weight.shape, added_weight, epsilon)
             residual.add_(added)
-        return torch.rms_norm(residual, weight.shape, weight.float(), epsilon).to(weight.dtype)
+        return torch.rms_norm(residual, weight.shape, weight, epsilon).to(dtype)
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int) -> Tensor:
-        num_kv_heads = kv.shape[3]
+    def rotate_and_store(
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
+    ) -> Tensor:
+        num_kv_heads, head_dim = kv.shape[3:]
         query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query = torch.rms_norm(query.float(), (head_dim,), norms.query, norms.epsilon)
+            key = torch.rms_norm(key.float(), (head_dim,), norms.key, norms.epsilon)
         block, offset = (places // BLOCK_SIZE).long(), (places % BLOCK_SIZE).long()
         is_bad = ~value.isfinite().all(-1, keepdim=True)
         kv[block, 0, offset] = _rotated(key, rotation).masked_fill(is_bad, torch.nan).to(kv.dtype)
@@ -130,30 +182,41 @@ class TorchOperations:
     def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         return multiplied(vectors, matrix, bias)
 
-    def gate(self, vectors: Tensor, gate_up: Matrix) -> Tensor:
+    def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
         gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
-        return (silu(gate) * up).to(vectors.dtype)
+        opened = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
+        return (opened * up).to(vectors.dtype)
 
-    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor) -> Tensor:
+    def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
+        return mixed(vectors, mixture)
+
+    def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
+        return Reach(window, positions)
+
+    def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
         num_blocks = -(-int(lens.max()) // BLOCK_SIZE)
         num_rows, num_heads, head_dim = query.shape
         gathered = kv[table[:, :num_blocks].long()]  # [num_rows, blocks, 2, 16, num_kv_heads, head_dim]
         key, value = (gathered[:, :, one].flatten(1, 2).transpose(1, 2) for one in (0, 1))
         is_seen = torch.arange(num_blocks * BLOCK_SIZE, device=lens.device) < lens[:, None]
-        # What lies behind the end may be anything, and 0 · NaN is NaN.
+        if reach is not None:
+            own = reach.positions[places_of(table, lens - 1).long()]
+            keys = reach.positions.view(-1, BLOCK_SIZE)[table[:, :num_blocks].long()].flatten(1)
+            is_seen &= own[:, None] - keys < reach.window
+        # What is not seen may be anything, and 0 · NaN is NaN.
         key, value = (one.masked_fill(~is_seen[:, None, :, None], 0.0) for one in (key, value))
         grouped = query.view(num_rows, kv.shape[3], -1, head_dim)
         attended = scaled_dot_product_attention(grouped, key, value, attn_mask=is_seen[:, None, None])
         return attended.reshape(num_rows, num_heads * head_dim)
 
     def begin(
-        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, positions: Tensor
+        self, buffers: DecodeBuffers, num_rows: int, embedding: Tensor, scale: float, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         kv_lens = buffers.kv_lens[:num_rows]
         places = places_of(buffers.table[:num_rows], kv_lens)
         buffers.lens[:num_rows] = kv_lens + 1
         positions[places.long()] = buffers.positions[:num_rows]
-        return torch.nn.functional.embedding(buffers.ids[:num_rows].long(), embedding).float(), places
+        return torch.nn.functional.embedding(buffers.ids[:num_rows].long(), embedding).float().mul_(scale), places
 
     def end_greedy(self, buffers: DecodeBuffers, num_rows: int, logits: Tensor) -> None:
         best = logits.argmax(-1)

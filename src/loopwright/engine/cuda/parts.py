@@ -42,7 +42,7 @@ class DeviceParts:
             operations = _triton_operations(
                 {kind_of("head"), kind_of("layers.0.down")} if is_deterministic else None, device
             )
-        backend = _attention(attention, cache, model.config)
+        backend = _attention(attention, cache, model.config, is_deterministic=is_deterministic)
         decoder = DeviceDecoder(model, cache, backend, operations, dtype, kind_of)
         return cls(cache, operations, backend, decoder)
 
@@ -56,13 +56,13 @@ def _triton_operations(kinds_in_use: Collection[MatrixKind] | None, device: torc
     return TritonOperations({kind for kind in kinds_in_use if product_kernels.agree(kind, device)})
 
 
-def _attention(name: str, cache: DeviceKvCache, config: ModelConfig) -> PagedAttention:
+def _attention(name: str, cache: DeviceKvCache, config: ModelConfig, *, is_deterministic: bool) -> PagedAttention:
     if name == "sdpa":
         return SdpaAttention(cache)
     if name == "triton":
-        from loopwright.engine.cuda.token_kernels import TokenAttention  # noqa: PLC0415 (there may be no Triton)
+        from loopwright.engine.cuda.tile_attention import TileAttention  # noqa: PLC0415 (there may be no Triton)
 
-        return TokenAttention(cache, config.num_heads)
+        return TileAttention(cache, config.num_heads, is_deterministic=is_deterministic)
     if name != "flashinfer":
         raise Unavailable(f"the attention back-end {name!r} does not exist; known are sdpa, flashinfer and triton")
     from loopwright.engine.cuda.flash_infer import FlashInferAttention  # noqa: PLC0415 (there may be no FlashInfer)

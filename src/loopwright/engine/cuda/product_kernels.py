@@ -85,10 +85,11 @@ def add_product(vectors: Tensor, matrix: Matrix, bias: Tensor | None, residual: 
     _launch(_product, vectors, matrix, residual, tiling, bias, IS_SUM=True)
 
 
-def gated_product(vectors: Tensor, gate_up: Matrix, tiling: Tiling) -> Tensor:
-    """silu(gate) · up, gates above ups in `gate_up`: [num_rows, size] → [num_rows, num_outputs / 2]."""
+def gated_product(vectors: Tensor, gate_up: Matrix, tiling: Tiling, *, is_gelu: bool = False) -> Tensor:
+    """silu(gate) · up, or gelu's tanh approximation instead, gates above ups in `gate_up`: [num_rows, size] →
+    [num_rows, num_outputs / 2]."""
     out = torch.empty(len(vectors), gate_up.num_outputs // 2, dtype=vectors.dtype, device=vectors.device)
-    _launch(_gated_product, vectors, gate_up, out, tiling, None)
+    _launch(_gated_product, vectors, gate_up, out, tiling, None, IS_GELU=is_gelu)
     return out
 
 
@@ -254,10 +255,19 @@ def _product(
 
 
 @triton.jit
+def opened(gates, IS_GELU: tl.constexpr):
+    """silu, or the tanh approximation of gelu: x · sigmoid(x), or of 2 · sqrt(2 / pi) · (x + 0.044715 · x³)."""
+    slope = gates
+    if IS_GELU:
+        slope = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
+    return gates / (1.0 + tl.exp(-slope))
+
+
+@triton.jit
 def _gated_product(
     vectors, weight, scales, bias, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    SMALL: tl.constexpr,
+    SMALL: tl.constexpr, IS_GELU: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
@@ -285,6 +295,6 @@ def _gated_product(
                 pair = (start + part) // (2 * SMALL)
                 gates += _scaled_pair(weight, scales, first, second, output, is_output, pair, size, SMALL)
                 ups += _scaled_pair(weight, scales, first, second, other, is_output, pair, size, SMALL)
-    found = gates / (1.0 + tl.exp(-gates)) * ups
+    found = opened(gates, IS_GELU) * ups
     mask = (row < num_rows)[None, :] & is_output[:, None]
     tl.store(out + row.to(tl.int64)[None, :] * num_outputs + output[:, None], found.to(out.dtype.element_ty), mask=mask)

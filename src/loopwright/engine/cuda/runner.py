@@ -64,7 +64,6 @@ class DeviceRunner(ModelRunner):
             model, num_blocks=parts.cache.num_blocks, num_slots=num_slots, device=parts.decoder, share=share
         )
         self._ranks = model.ranks
-        self._can_step = not any(parts.cache.windows)
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(
             parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks
@@ -82,8 +81,7 @@ class DeviceRunner(ModelRunner):
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
-        if self._can_step:
-            self._steps.capture(report)
+        self._steps.capture(report)
 
     def forget_graphs(self) -> None:
         """Gives them back; no step may follow."""
@@ -104,7 +102,7 @@ class DeviceRunner(ModelRunner):
         shifts = tuple(self._shift(shift) for shift in batch.shifts)
         self._embed(batch.embeds)
         decodes, rows = batch.decodes, batch.rows
-        if not self._can_step or len(decodes) > self._steps.max_rows:
+        if len(decodes) > self._steps.max_rows:
             decodes, rows = NO_DECODES, batch.all_rows
         num_decodes = len(decodes)
         single = [num_decodes + place for place, row in enumerate(rows) if self._is_single(row)]
@@ -154,7 +152,7 @@ class DeviceRunner(ModelRunner):
 
     def _is_single(self, row: ForwardRow) -> bool:
         """Whether the row can be one of a decode step."""
-        if not self._can_step or len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
+        if len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
             return False
         try:
             check_row(row, self.shape)
