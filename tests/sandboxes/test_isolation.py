@@ -102,6 +102,27 @@ def test_memory_ends_at_its_limit(wasm: Bench, body: str, memory_mb: int) -> Non
         wasm.run(MAIN + body, limits=Limits(memory_mb=memory_mb))
 
 
+@pytest.mark.parametrize("num_padding", range(0, 6000, 1000))
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sys.kept = kept = [None] * 100_000\n    for i in range(100_000): kept[i] = [i]\n",
+        "async with asyncio.TaskGroup() as tasks: tasks.create_task(fill())\n",
+    ],
+    ids=["kept for ever", "by a task"],
+)
+def test_memory_that_is_full_to_the_last_byte_leaves_room_to_say_so(wasm: Bench, body: str, num_padding: int) -> None:
+    """Small objects take every hole there is, and what holds them outlives the error. How much is left of the last page
+    differs with the padding."""
+    source = (
+        "import asyncio, sys\nkept = []\n"
+        f"async def fill():\n    kept.extend([None] * 100_000)\n    for i in range(100_000): kept[i] = [i]\n"
+        f"async def main():\n    sys.padding = bytearray({num_padding})\n    {body}"
+    )
+    with pytest.raises(LimitExceeded, match="limit is 2 MiB"):
+        wasm.run(source, limits=Limits(memory_mb=2))
+
+
 def test_a_program_can_catch_the_end_of_its_memory_which_is_its_own_alone(wasm: Bench) -> None:
     source = MAIN + (
         "x = []\n    try:\n        while True: x.append(bytearray(1 << 20))\n"

@@ -99,6 +99,28 @@ def test_two_rehearsed_instances_draw_different_random_numbers(runner_files: Run
     assert one != other
 
 
+@pytest.mark.wasm
+def test_a_program_gets_one_that_has_rehearsed_and_code_of_a_model_one_that_has_not(runner_files: RunnerFiles) -> None:
+    async def scenario() -> None:
+        sandbox = WasmSandbox(runner_files.compiled, 2)
+        pool = sandbox._pool
+        try:
+            await sandbox.run("1", "code.py", "{}", FakeGuest(), Limits(), form="snippet")  # makes plain ones wait, too
+            async with asyncio.timeout(60):
+                while not pool.is_settled or pool.num_plain < 2 or pool.num_warmed < 2:  # noqa: ASYNC110 (as above)
+                    await asyncio.sleep(0.001)
+            sandbox._num_live += 1  # so that nothing is made meanwhile
+            await sandbox.run("1", "code.py", "{}", FakeGuest(), Limits(), form="snippet")
+            assert (pool.num_warmed, pool.num_plain) == (2, 1)
+            await seen_by(sandbox, 7)
+            assert (pool.num_warmed, pool.num_plain) == (1, 1)
+            sandbox._num_live -= 1
+        finally:
+            await sandbox.close()
+
+    asyncio.run(scenario())
+
+
 class FakeInstance:
     def __init__(self) -> None:
         self.is_closed = False

@@ -35,8 +35,8 @@ class Tiling:
     num_stages: int
 
 
-PRODUCT = (Tiling(16, 16, 256, 2, 5), Tiling(32, 32, 256, 4, 4))
-GATED = (Tiling(32, 16, 128, 2, 6), Tiling(64, 32, 128, 8, 4))
+PRODUCT = (Tiling(16, 16, 512, 2, 3), Tiling(32, 32, 256, 4, 4))
+GATED = (Tiling(64, 16, 128, 4, 4), Tiling(64, 32, 128, 8, 4))
 """By the most rows: the best of some dozen, measured at Llama's sizes on one H200."""
 FEW_BITS = (Tiling(16, 16, 256, 2, 5), Tiling(32, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 8, 3))
 FEW_BITS_GATED = (

@@ -54,6 +54,9 @@ NUM_REHEARSALS = 64  # the interpreter specialises what it has executed a few ti
 MAX_TURNS_WITHOUT_HOST = 16  # a program that only ever does `await sleep(0)` still hears from its host
 
 
+RESERVE = bytearray(256 << 10)
+"""Given back once a program has no memory left: what it holds may stay reachable, and to say so takes some too."""
+
 REHEARSAL = "rehearsal"
 """Instead of a form, from the host alone: no program, but what prepares an instance for one."""
 
@@ -124,6 +127,13 @@ class HostLoop(asyncio.base_events.BaseEventLoop):
             if not handle._cancelled:
                 handle._run()
 
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        """As asyncio's. Where a turn itself had no memory, whoever waits for its end would wait for ever."""
+        if isinstance(error := context.get("exception"), MemoryError):
+            RESERVE.clear()
+            raise error
+        super().call_exception_handler(context)
+
     def _process_events(self, event_list: list[str]) -> None:
         for events in event_list:
             self._port.deliver(events)
@@ -186,6 +196,9 @@ class Run:
         try:
             main = load(source, filename, functools.partial(self.compiled, code, compile_form))
             return await call_main(main, arguments)
+        except MemoryError:
+            RESERVE.clear()
+            raise
         finally:
             self.port.drop_deferred()
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -270,8 +283,9 @@ class WitWorld(wit_world.WitWorld):
     def run(self, form: str, source: str, filename: str, arguments: str, code: str) -> str:
         if form == REHEARSAL:
             PLAYER.play(rehearsal.TYPICAL, 1, real_host)
+            READY.append(Run(real_host, can_wait=True))
             return ""
-        run = Run(real_host, can_wait=True)
+        run = READY.pop() if READY else Run(real_host, can_wait=True)
         try:
             return run.loop.run_until_complete(run.execute(form, source, filename, arguments, code))
         except BaseException as error:  # noqa: BLE001 (the program's end, whatever it is, is data for the host)
@@ -286,6 +300,7 @@ class WitWorld(wit_world.WitWorld):
 
 
 def describe(error: BaseException, filename: str) -> str:
+    RESERVE.clear()
     return describe_error(error, filename, missing_module_hint=MISSING_MODULE_HINT)
 
 
@@ -318,6 +333,7 @@ def execute(host: Host, source: str, arguments: str, code: str) -> None:
 
 
 PLAYER = rehearsal.Player(execute)
+READY: list[Run] = []  # made behind the rehearsal, for the program that comes
 
 
 def rehearse(num_times: int) -> None:
