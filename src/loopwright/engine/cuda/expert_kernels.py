@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopwright.engine.cuda import product_kernels
 from loopwright.engine.cuda.experts import Mixture
-from loopwright.engine.cuda.product_kernels import Tiling
+from loopwright.engine.cuda.tilings import FIXED, Tiling
 
 TILINGS = ((8, Tiling(64, 16, 128, 4, 3)), (64, Tiling(64, 32, 128, 4, 3)))
 MANY = Tiling(128, 128, 64, 8, 3)
@@ -63,7 +63,7 @@ def sorted_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 def tiling_for(num_pairs: int, mixture: Mixture, *, is_deterministic: bool) -> Tiling:
     if is_deterministic:
-        return product_kernels.FIXED
+        return FIXED
     return next((tiling for most, tiling in TILINGS if num_pairs <= most * mixture.num_experts), MANY)
 
 
