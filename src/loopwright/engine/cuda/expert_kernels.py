@@ -86,7 +86,8 @@ def _route(
     logits, chosen, shares, num_experts, CHOSEN: tl.constexpr, IS_NORMALIZED: tl.constexpr, EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Of two that are equally likely the first. A token whose logits are not numbers gets shares that are none."""
+    """Of two that are equally likely the first. A token whose logits are not numbers has experts all the same, and
+    shares that are none."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     left = tl.load(logits + token * num_experts + expert, mask=expert < num_experts, other=-float("inf"))
@@ -102,7 +103,7 @@ def _route(
         weights = tl.where(slot == number, tl.exp(best - top), weights)
         left = tl.where(expert == mine, -float("inf"), left)
     if IS_NORMALIZED:
-        whole = tl.sum(weights, axis=0) + 0.0 * whole  # NaN, if any logit is
+        whole = tl.sum(weights, axis=0)
     tl.store(chosen + token * CHOSEN + slot, picked, mask=slot < CHOSEN)
     tl.store(shares + token * CHOSEN + slot, weights / whole, mask=slot < CHOSEN)
 
