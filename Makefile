@@ -24,7 +24,7 @@ DEV     := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality kernels gpu agents drafts soak load examples docs reference bench size changelog clean pauses
+.PHONY: help setup demo test clients test-avx2 test-torch wheel wheel-test fuzz check parity quality kernels gpu agents drafts soak load examples docs reference bench size changelog clean pauses apart
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -81,6 +81,9 @@ drafts: $(DEV)   ## draft models beside the real one: how many of their guesses 
 
 soak: $(DEV)     ## a thousand programs in 256 pages for MINUTES: nothing leaks, is stuck, or says anything else than alone
 	@$(BIN)/python tests/system/soak.py --minutes $(MINUTES) $(ARGS)
+
+apart: $(DEV)    ## random requests for MINUTES, each alone and all at once in too few pages: the same answers, over HTTP; ARGS="--seed 7"
+	@$(BIN)/python tests/system/apart.py --minutes $(MINUTES) $(ARGS)
 
 load: $(DEV)     ## 200 streams for MINUTES over a scripted engine, clients that go included: nothing leaks; what the server adds
 	@$(BIN)/python tests/system/load.py --minutes $(MINUTES) $(ARGS)

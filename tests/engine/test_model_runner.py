@@ -42,6 +42,22 @@ def test_embed_then_forward_then_head_equals_the_fused_row(model: LoadedModel) -
     assert [i for i, _ in pairs(apart.distributions[0])] == [i for i, _ in pairs(fused.distributions[0])]
 
 
+def test_positions_may_be_ranges_that_begin_anywhere(model: LoadedModel) -> None:
+    """Which are checked by their ends."""
+    rig, tokens = Rig(model), some_tokens(30)
+    blocks = rig.blocks(30)
+    found = [
+        rig.rows(rig.row(tokens[start:end], start, range(start, end), block_ids=blocks))[0]
+        for start, end in ((0, 20), (20, 30))
+    ]
+    expected = log_softmax(Oracle(model).logits(tokens))
+    np.testing.assert_allclose(np.concatenate([dense_rows(one) for one in found]), expected, **CLOSE)
+    for positions in (range((1 << 31) - 2, (1 << 31) + 1), range(-1, 2)):
+        refused = rig.rows(rig.row(tokens[:3], positions=positions))[0]
+        assert refused.error is not None
+        assert f"{positions[2] if positions[0] > 0 else -1} is outside" in refused.error.message
+
+
 def test_one_batch_takes_rows_of_tokens_and_rows_of_slots(model: LoadedModel) -> None:
     rig = Rig(model)
     first, second, third = some_tokens(5, 1), some_tokens(7, 2), some_tokens(3, 3)

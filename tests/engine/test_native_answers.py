@@ -12,8 +12,10 @@ from engine_rig import pairs
 from test_device_sampling import questions, some_logits
 
 from kernels_here import needs_kernels
+from loopwright.core.batch import ForwardRow
 from loopwright.core.calls import DistributionRequest, Sampling
-from loopwright.engine.native import build
+from loopwright.engine.model_runner import Asked
+from loopwright.engine.native import answers, build
 from loopwright.engine.native.answers import NativeAnswers
 from loopwright.engine.oracle import next_token
 from loopwright.engine.sampler import Question, answer
@@ -38,10 +40,16 @@ class Answering:
         self._by_size: dict[int, NativeAnswers] = {}
 
     def __call__(self, logits: torch.Tensor, asked: list[Question]) -> list[RowResult]:
-        size = logits.shape[1]
+        return self.of_size(logits.shape[1]).answer(logits, asked)
+
+    def of_size(self, size: int) -> NativeAnswers:
         if size not in self._by_size:
             self._by_size[size] = NativeAnswers(self._library, self._workspace, size)
-        return self._by_size[size].answer(logits, asked)
+        return self._by_size[size]
+
+    @property
+    def taken(self) -> int:
+        return int(self._library.workspace_bytes(self._workspace))
 
     def close(self) -> None:
         self._library.workspace_free(self._workspace)
@@ -175,3 +183,95 @@ def test_the_bits_of_an_answer_are_its_rows_own(instructions: InstructionSet) ->
             assert together.distributions == alone.distributions
     several.close()
     single.close()
+
+
+DRAFTED: dict[str, Sampling] = {
+    "greedy": Sampling(top_logprobs=3),
+    "drawn": Sampling(temperature=1.0, seed=5),
+    "filtered": Sampling(temperature=0.9, top_p=0.8, min_p=0.01, seed=6),
+    "penalties": Sampling(temperature=1.0, seed=7, repetition_penalty=1.4, frequency_penalty=0.5, seen=(3, 9)),
+    "rare": Sampling(temperature=0.7, typical_p=0.9, seed=8, logprobs="processed", top_logprobs=4),
+}
+
+
+def drafted(sampling: Sampling, drafts: list[int], **fields: Any) -> Asked:
+    """A row of one token and its drafts, whose logits begin with the first."""
+    tokens = [1, *drafts]
+    row = ForwardRow(
+        (0,), 0, range(len(tokens)), tokens, sampling=sampling, sample_position=len(tokens), num_drafts=len(drafts),
+        generated=(4, 4), **fields,
+    )  # fmt: skip
+    return Asked.of_row(row, len(tokens))
+
+
+def told(asked: list[Asked], logits: torch.Tensor, ask: Any) -> list[RowResult]:
+    results = iter(ask(logits, [question for one in asked for _, question in one.questions]))
+    return [one.assemble(results) for one in asked]
+
+
+def chosen_one_by_one(sampling: Sampling, logits: torch.Tensor, ask: Any) -> list[int]:
+    """What the rows [5, vocab_size] give, each asked when the tokens before are known."""
+    tokens: list[int] = []
+    for place in range(5):
+        [one] = ask(logits[place : place + 1], [Question((), sampling, place + 1, (4, 4, *tokens))])
+        assert one.token_id is not None
+        tokens.append(one.token_id)
+    return tokens
+
+
+def test_drafts_are_what_sampling_one_after_the_other_gives(native: Answering) -> None:
+    """Four drafts a row, of which none to all are right; all rows of all kinds in one call, and in the reference."""
+    asked, expected = [], []
+    logits = some_logits(25 * len(DRAFTED), seed=21)
+    for number, (place, sampling) in enumerate((right, one) for one in DRAFTED.values() for right in range(5)):
+        mine = logits[5 * number : 5 * number + 5]
+        tokens = chosen_one_by_one(sampling, mine, native)
+        assert tokens == chosen_one_by_one(sampling, mine, answer)
+        asked.append(drafted(sampling, [*tokens[:place], *((one + 1) % 3000 for one in tokens[place:4])]))
+        expected.append(tokens[: place + 1])
+    results = told(asked, logits, native)
+    assert [[sampled.token_id for sampled in one.sampled] for one in results] == expected
+    for mine, theirs in zip(results, told(asked, logits, answer), strict=True):
+        assert_same(mine, theirs)
+    for place, one in enumerate(asked):  # the bits are the row's own
+        assert told([one], logits[5 * place : 5 * place + 5], native) == [results[place]]
+
+
+def test_nothing_is_answered_behind_a_wrong_draft_unless_it_is_asked_for(native: Answering) -> None:
+    logits = some_logits(10, seed=22)
+    logits[1:5] = torch.nan
+    best = int(logits[0].argmax())
+    wrong, right = (drafted(Sampling(), [draft, 2, 3, 4]) for draft in ((best + 1) % 3000, best))
+    asking = drafted(Sampling(), [(best + 1) % 3000, 2, 3, 4], distributions=[DistributionRequest(index=4, k=3)])
+    [found] = told([wrong], logits[:5], native)
+    assert (found.error, found.token_id) == (None, best)
+    answers_of_row = native(logits[:5], [question for _, question in wrong.questions])
+    assert [bool(one.sampled) for one in answers_of_row] == [True, False, False, False, False]
+    assert told([right], logits[:5], native)[0].error is not None
+    assert told([asking], logits[:5], native)[0].error is not None
+    [seen] = told([asking], logits[5:], native)
+    assert len(seen.distributions) == 1
+
+
+def test_forced_drafts_are_each_the_only_token_in_its_place(native: Answering) -> None:
+    logits = some_logits(5, seed=23)
+    for fields in ({}, {"temperature": 1.0, "logprobs": "processed", "top_logprobs": 2, "frequency_penalty": 1.0}):
+        one = drafted(Sampling(**fields), [5, 2999, 0, 17], are_drafts_forced=True)
+        [mine], [theirs] = told([one], logits, native), told([one], logits, answer)
+        assert [sampled.token_id for sampled in mine.sampled[:4]] == [5, 2999, 0, 17]
+        assert_same(mine, theirs)
+
+
+def test_memory_of_answers_is_counted_and_bounded(native: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nucleus of the whole vocabulary takes megabytes on the thread that finds it, and a list of tokens its bits."""
+    flat = torch.zeros(2, 200_000)
+    [first, second] = native(flat, [Question(sampling=Sampling(temperature=1.0, top_p=1 - 1e-12, seed=3))] * 2)
+    assert first.sampled == second.sampled
+    assert native.taken <= (1 << 20) // 4
+    one = native.of_size(3000)
+    monkeypatch.setattr(answers, "_MOST_KEPT_BYTES", 40 * 1000)
+    samplings = [Sampling(allowed=(7, number)) for number in range(200)]
+    for sampling in samplings:
+        native(some_logits(1), [Question(sampling=sampling)])
+        assert one.kept_bytes <= 40 * 1000
+    assert one.kept_bytes > 376 * 20

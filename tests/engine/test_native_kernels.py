@@ -8,7 +8,7 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -18,7 +18,8 @@ from engine_rig import Rig, dense_rows, runs_of, some_tokens
 from parity import ARCHITECTURES
 
 from kernels_here import needs_kernels
-from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, KvShift
+from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, KvShift, Sampled
+from loopwright.core.calls import Sampling
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.model_runner import SCRATCH_BYTES, NativeSettings
@@ -204,6 +205,31 @@ def forks(rig: Rig, num_shared: int, num_own: int, num_forks: int) -> list[Forwa
         fields = {"mask": mask} if number == 3 else {}
         rows.append(rig.row(own[num_own:][:num_new], kv_len=kv_len, block_ids=blocks, **fields))
     return rows
+
+
+@pytest.mark.parametrize(("instructions", "kind"), CASES)
+def test_drafts_change_no_bit_of_a_text(instructions: InstructionSet, kind: WeightType) -> None:
+    """Tokens and log-probabilities are those of one token after the other, beside vectors of any number."""
+    rig, prompt = Rig(model_of("Llama 3"), num_blocks=256, native=native(instructions, kind, 2)), some_tokens(21)
+    sampling = Sampling(temperature=1.0, seed=4, frequency_penalty=0.3)
+
+    def row(tokens: list[int], kv_len: int, table: list[int], **fields: Any) -> ForwardRow:
+        end = kv_len + len(tokens)
+        return ForwardRow(table, kv_len, range(kv_len, end), tokens, sampling=sampling, sample_position=end, **fields)
+
+    table, one_by_one, tokens = rig.blocks(48), list[Sampled](), list(prompt)
+    for _ in range(14):
+        kv_len = len(tokens) - 1 if one_by_one else 0
+        [found] = rig.rows(row(tokens[kv_len:], kv_len, table, generated=tokens[21:]))
+        one_by_one += found.sampled
+        tokens.append(one_by_one[-1].token_id)
+    for num_drafts in (1, 2, 4, 5, 12):
+        drafts = tokens[21 : 21 + num_drafts]
+        wrong = [*drafts[:-1], (drafts[-1] + 1) % 256]
+        rows = [row([*prompt, *mine], 0, rig.blocks(48), num_drafts=num_drafts) for mine in (drafts, wrong)]
+        right, rejected = rig.rows(*rows)
+        assert list(right.sampled) == one_by_one[: num_drafts + 1]
+        assert list(rejected.sampled) == one_by_one[:num_drafts]
 
 
 @pytest.mark.parametrize("kind", ["bf16", "q8", "q4"])

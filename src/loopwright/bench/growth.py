@@ -1,11 +1,12 @@
 """How a decode step grows with the number of sequences and with their contexts. Never samples or schedules itself.
 
-Sequences prefill one after the other and go on decoding; when the last one decodes too, the time between its tokens is
-that of a step of all of them. Run by `command`. Cases: `batch=B/context=C`, and beside each the floor: its weights and
-its KV read once from memory.
+One prompt runs, and each sequence gets its KV page by page as a copy: memory of its own, which a step has to read,
+without a prompt of its own. Run by `command`. Cases: `batch=B/context=C`, a step in which all sequences decode, and
+beside each the floor: its weights and its KV read once from memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -13,84 +14,138 @@ from statistics import median
 from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.progress import Progress
 
 from loopwright.bench.decode import make_tokens
 from loopwright.bench.machine import read_bandwidth
 from loopwright.bench.rows import STEP_MS, Row, case_name, measured
-from loopwright.bench.sessions import QUEUE, segment_call
+from loopwright.bench.sessions import QUEUE, Caller, segment_call
 from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
 from loopwright.bench.together import all_of
-from loopwright.core.calls import CreateQueue
+from loopwright.core.calls import (
+    AllocatePages,
+    CopyPage,
+    CreateQueue,
+    ExportPages,
+    ForwardText,
+    FreePages,
+    Generate,
+    ImportPages,
+)
 from loopwright.core.clock import Clock, SystemClock
-from loopwright.core.control import Control, ControlLimits, Session
-from loopwright.core.errors import BadRequest, Unavailable, from_info
-from loopwright.core.ids import CallId, RunId
-from loopwright.core.results import Progress, Segment
+from loopwright.core.control import Control
+from loopwright.core.errors import BadRequest, InternalError, Unavailable
+from loopwright.core.ids import PageName
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (64, 256, 1024, 4096)
-MAX_TOKENS_AT_ONCE = 64 * 1024  # of all sequences: prefilling more would take minutes a case
-NUM_STEPS = 16  # that are timed
-NUM_BLOCKS = 6144  # for the largest case and what its sequences generate
+CONTEXTS = (64, 256, 1024, 4096)  # whole pages
+MAX_TOKENS_AT_ONCE = 64 * 1024  # of all sequences
+NUM_STEPS = 16  # that are timed, at least
+NUM_BLOCKS = 6144  # for the largest case, the prompt and what sequences generate
 
-_CREATE, _GENERATE = CallId(1), CallId(2)
+_NUM_TOKENS = NUM_STEPS + 8  # of a sequence: the first may begin some steps before the last
+_IMPORTED, _OWN = 0, 1 << 20  # where names of pages begin
 
 
 async def measure(options: Options, open_system: OpenSystem) -> Measured:
-    clock, rows = SystemClock(), list[Row]()
+    clock, cells = SystemClock(), _cells()
+    steps_s: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
     async with open_system(options.model, num_blocks=NUM_BLOCKS) as system:
         bandwidth = read_bandwidth(clock, system.num_threads)
-        for context in CONTEXTS:
-            for batch in BATCH_SIZES:
-                if batch * context > MAX_TOKENS_AT_ONCE:
-                    continue
-                steps_s = [await step_s(system.control, clock, batch, context) for _ in range(options.num_rounds)]
-                case = case_name(batch=batch, context=context)
-                rows.append(measured("growth", case, STEP_MS, [1e3 * one for one in steps_s]))
-                rows.append(_floor(system, bandwidth, batch, context))
+        page_size = system.control.models()[0].page_size
+        with Caller(system.control, "growth") as prompted, _progress(len(cells) * options.num_rounds) as advance:
+            await _run_prompt(system.control, prompted, page_size)
+            for context in CONTEXTS:
+                sizes = [batch for batch, one in cells if one == context]
+                with ExitStack() as stack:
+                    sequences = [
+                        await _copied(stack, system.control, page_size, context, number) for number in range(max(sizes))
+                    ]
+                    for batch in sizes * options.num_rounds:
+                        steps_s[batch, context].append(await _step_s(sequences[:batch], clock, page_size, context))
+                        advance(f"{batch} sequences of {context} tokens")
+        rows = [row for cell in cells for row in _rows(system, bandwidth, *cell, steps_s[cell])]
     if options.plot is not None:
         draw(rows, options.plot)
     return Measured(rows=tuple(rows), workload={})
 
 
-async def step_s(control: Control, clock: Clock, batch: int, context: int) -> float:
-    """Seconds of a step in which `batch` sequences of about `context` tokens decode: the median of NUM_STEPS."""
-    vocab_size = control.models()[0].vocab_size
-    num_prefill_steps = batch * (context // 256 + 2)  # that the first sequence may decode in, at most
-    began = clock.now_s()  # in the names: sessions of the case before may still be closing
-    sessions = [control.open(RunId(f"growth-{began}-{number}"), ControlLimits()) for number in range(batch)]
-    try:
-        for number, session in enumerate(sessions):
-            prompt = make_tokens(context, vocab_size, seed=number)
-            call = segment_call(num_prefill_steps + 2 * NUM_STEPS, prompt_len=context)
-            session.submit(_CREATE, CreateQueue(queue=QUEUE))
-            session.submit(_GENERATE, msgspec.structs.replace(call, tokens=tuple(prompt), progress=True))
-        await all_of(_first_token(session) for session in sessions)
-        times_s = await _token_times(sessions[-1], clock)
-    finally:
-        for session in sessions:
-            session.close()
-    return median(after - before for before, after in pairwise(times_s))
+def _cells() -> list[tuple[int, int]]:
+    """Batch and context."""
+    return [(batch, one) for one in CONTEXTS for batch in BATCH_SIZES if batch * one <= MAX_TOKENS_AT_ONCE]
 
 
-async def _first_token(session: Session) -> None:
-    while True:
-        for completion in await session.receive():
-            if completion.error:
-                raise from_info(completion.error)
-            if isinstance(completion.result, Progress | Segment):
-                return
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr."""
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("a prompt", total=total)
+        yield lambda done: bars.update(task, advance=1, description=done)
 
 
-async def _token_times(session: Session, clock: Clock) -> Sequence[float]:
-    times_s: list[float] = []
-    while len(times_s) <= NUM_STEPS:
-        for completion in await session.receive():
-            if completion.error:
-                raise from_info(completion.error)
-            if isinstance(completion.result, Progress):
-                times_s.append(clock.now_s())
+async def _run_prompt(control: Control, prompted: Caller, page_size: int) -> None:
+    """The longest context's KV, lent under the name of each context's length."""
+    longest = max(CONTEXTS)
+    tokens = tuple(make_tokens(longest, control.models()[0].vocab_size, seed=longest))
+    await prompted.call(CreateQueue(queue=QUEUE))
+    await prompted.call(
+        ForwardText(
+            queue=QUEUE, pages=(), grow_from=PageName(0), kv_len=0, tokens=tokens, positions=tuple(range(longest))
+        )
+    )
+    for context in CONTEXTS:
+        pages = _names(0, context // page_size)
+        await prompted.call(ExportPages(queue=QUEUE, name=str(context), pages=pages, positions=tuple(range(context))))
+
+
+async def _copied(stack: ExitStack, control: Control, page_size: int, context: int, number: int) -> Caller:
+    """A sequence whose `_OWN` pages hold a copy of the context's KV."""
+    sequence = stack.enter_context(Caller(control, f"growth-{context}-{number}"))
+    imported, own = _names(_IMPORTED, context // page_size), _names(_OWN, context // page_size)
+    await sequence.call(CreateQueue(queue=QUEUE))
+    await sequence.call(ImportPages(queue=QUEUE, name=str(context), pages=imported))
+    await sequence.call(AllocatePages(queue=QUEUE, pages=own))
+    for source, target in zip(imported, own, strict=True):
+        sequence.begin(CopyPage(queue=QUEUE, source=source, target=target, size=page_size))
+    await sequence.call(FreePages(queue=QUEUE, pages=imported))
+    return sequence
+
+
+async def _step_s(sequences: Sequence[Caller], clock: Clock, page_size: int, context: int) -> float:
+    """Seconds of a step in which all sequences decode: the median of those from the first token of the last one to
+    begin to the last token of the first one to end."""
+    num_pages = context // page_size
+    call = msgspec.structs.replace(
+        segment_call(_NUM_TOKENS),
+        pages=_names(_OWN, num_pages), grow_from=PageName(_OWN + num_pages), kv_len=context, positions=(context,),
+        progress=True,
+    )  # fmt: skip
+    times_s = await all_of(_token_times(sequence, call, clock) for sequence in sequences)
+    begin_s, end_s = max(one[0] for one in times_s), min(one[-1] for one in times_s)
+    together = [at for at in times_s[-1] if begin_s <= at <= end_s]
+    if len(together) <= NUM_STEPS:
+        raise InternalError(f"{len(sequences)} sequences had {len(together)} of {_NUM_TOKENS} steps together")
+    return median(after - before for before, after in pairwise(together))
+
+
+async def _token_times(sequence: Caller, call: Generate, clock: Clock) -> list[float]:
+    segment, times_s = await sequence.timed(call, clock)
+    if len(segment.tokens) != call.max_tokens:
+        raise InternalError(f"a segment of {call.max_tokens} tokens ended as {segment.reason!r}")
+    grown = segment.num_pages - len(call.pages)
+    await sequence.call(FreePages(queue=QUEUE, pages=_names(call.grow_from, grown)))
     return times_s
+
+
+def _names(first: int, count: int) -> tuple[PageName, ...]:
+    return tuple(PageName(first + number) for number in range(count))
+
+
+def _rows(system: System, bandwidth: float, batch: int, context: int, steps_s: Sequence[float]) -> tuple[Row, Row]:
+    case = case_name(batch=batch, context=context)
+    step = measured("growth", case, STEP_MS, [1e3 * one for one in steps_s])
+    return step, _floor(system, bandwidth, batch, context)
 
 
 def _floor(system: System, bandwidth: float, batch: int, context: int) -> Row:

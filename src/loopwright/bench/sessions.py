@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from loopwright.core.calls import Acknowledge, CreateQueue, ForwardText, Generate, QueueCall, Sampling, Watch
+from loopwright.core.clock import Clock
 from loopwright.core.control import Control, ControlLimits, Session
 from loopwright.core.errors import InternalError, from_info
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
@@ -58,6 +59,20 @@ class Caller:
                     return completion.result
             if num_seen:
                 self.begin(Acknowledge(handle=watched, num_tokens=num_seen))
+
+    async def timed(self, call: Generate, clock: Clock) -> tuple[Segment, list[float]]:
+        """As `call`, for a segment with progress: also when each of its tokens came."""
+        self._num_calls += 1
+        timed, times_s = CallId(self._num_calls), list[float]()
+        self._session.submit(timed, call)
+        while True:
+            for completion in await self._session.receive():
+                if completion.error is not None:
+                    raise from_info(completion.error)
+                if isinstance(completion.result, Progress):
+                    times_s += [clock.now_s()] * len(completion.result.tokens)
+                elif completion.call_id == timed and isinstance(completion.result, Segment):
+                    return completion.result, times_s
 
     def begin(self, call: QueueCall) -> None:
         """Has the call in flight, and waits for no answer."""

@@ -43,9 +43,9 @@ class DecodeCalls:
         """Puts the tokens of the last step into the inboxes of those who want to see them."""
         untold, self._untold = self._untold, {}
         for call, feed in untold.items():
-            call.inbox.put(Completion(call.call_id, feed.progress()))
+            call.inbox.put(Completion(call.call_id, feed.last_token()))
 
     def tell_last(self, call: OpenCall) -> None:
         """As `tell`, for a call that ends now."""
         if (feed := self._untold.pop(call, None)) is not None:
-            call.inbox.put(Completion(call.call_id, feed.progress()))
+            call.inbox.put(Completion(call.call_id, feed.last_token()))

@@ -48,7 +48,11 @@ def prepare(
     one: OpenCall, call: QueuedCall, holdings: Holdings, shape: EngineShape, token_bytes: Sequence[bytes]
 ) -> None:
     """Fills in what the call touches and its work. Raises BadRequest, NotFound, OutOfPages; then nothing is bound."""
-    match call:
+    match call:  # the most frequent first
+        case ForwardText():
+            _prepare_forward_text(one, call, holdings, shape)
+        case Generate():
+            _prepare_generate(one, call, holdings, shape, token_bytes)
         case Synchronize() | ClearQueue() | UnexportPages():
             pass
         case ExportPages() | ImportPages():
@@ -65,10 +69,6 @@ def prepare(
             _prepare_forward(one, call, holdings, shape)
         case NextDistribution() | Sample():
             _prepare_head(one, call, holdings, shape)
-        case ForwardText():
-            _prepare_forward_text(one, call, holdings, shape)
-        case Generate():
-            _prepare_generate(one, call, holdings, shape, token_bytes)
         case _:
             assert_never(call)
 

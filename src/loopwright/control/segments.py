@@ -229,6 +229,10 @@ class SegmentFeed(Feed):
             num_allowed=self.num_allowed,
         )
 
+    def last_token(self) -> Progress:
+        """The same, of a steady one: it has one in each step, and nothing else to tell."""
+        return Progress((self.tokens[-1],), (self.logprobs[-1],), logprob_kind=self._call.sampling.logprobs)
+
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
         if self._match is None and self._matcher is not None and (match := self._matcher.finish()) is not None:

@@ -327,13 +327,17 @@ class Asked:
                 return Question(requests)
             position = row.sample_position - (row.num_tokens - 1 - index)
             number = index - first_sample
-            sampling, bits = row.sampling, row.allowed_bits
+            sampling, bits, draft = row.sampling, row.allowed_bits, None
             assert row.sampler is None or not row.num_drafts, "a sampler is asked about one token at a time"
             if number < row.num_drafts:
                 bits = None
+                draft = None if row.distributions else drafts[number]
                 if sampling is not None and row.are_drafts_forced:
                     sampling = msgspec.structs.replace(sampling, allowed=(drafts[number],))
-            return Question(requests, sampling, position, (*row.generated, *drafts[:number]), bits, row.sampler)
+            generated = row.generated
+            if number and sampling is not None and sampling.has_penalties:
+                generated = (*generated, *drafts[:number])
+            return Question(requests, sampling, position, generated, bits, row.sampler, draft)
 
         return cls(
             [(start + index, question(index, requests)) for index, requests in by_index.items()],

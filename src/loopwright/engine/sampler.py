@@ -35,6 +35,7 @@ class Question:
     generated: Sequence[int] = ()  # what penalties count beside the lists of `sampling`
     allowed_bits: bytes | None = None  # [vocab_size] bits: only these tokens may be chosen
     sampler: SamplerRun | None = None  # beside `sampling`, whose fields up to `allowed` act before it
+    draft: int | None = None  # unless this is chosen, nobody looks at the row's answers behind this one
 
 
 @dataclass(frozen=True, slots=True)

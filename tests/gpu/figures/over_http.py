@@ -175,4 +175,6 @@ def cpu_s(parent: int) -> dict[int, tuple[str, float]]:
     return {pid: one for pid, one in found.items() if is_below(pid)}
 
 
-HTTP = Section("http", "Over HTTP, and at the model worker beside", 90, over_http, ("llama-1b", "llama-8b", "llama-3b"))
+HTTP = Section(
+    "http", "Over HTTP, and at the model worker beside", 110, over_http, ("llama-1b", "llama-8b", "llama-3b")
+)

@@ -8,6 +8,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from loopwright.engine.native import structs
 from loopwright.engine.sampler import Question, answer_finite, not_finite
 
 _MOST_KEPT = 1024  # samplings whose numbers are kept for the next step
+_MOST_KEPT_BYTES = 4 << 20  # of their arrays
+_NOT_ASKED = RowResult()  # what follows a draft that is wrong
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +31,11 @@ class _Prepared:
 
     sampling: Sampling
     question: structs.Question
-    arrays: tuple[object, ...]
+    arrays: tuple[NDArray[Any], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return ctypes.sizeof(self.question) + sum(one.nbytes for one in self.arrays)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +66,12 @@ class NativeAnswers:
         self._workspace = workspace
         self._vocab_size = vocab_size
         self._prepared: dict[int, _Prepared] = {}  # by the id of the sampling, which it keeps alive
+        self._kept_bytes = 0  # of them all
+
+    @property
+    def kept_bytes(self) -> int:
+        """What samplings that may come again have made; at most _MOST_KEPT_BYTES, or those of one."""
+        return self._kept_bytes
 
     def answer(self, logits: Tensor, questions: Sequence[Question]) -> list[RowResult]:
         """One result for each row of float32 logits [num_questions, vocab_size]."""
@@ -77,7 +90,8 @@ class NativeAnswers:
         return [
             results[place] if place in results
             else _result(logits, place, question, one, asked.listed.get(place)) if one.is_finite
-            else not_finite()
+            else not_finite() if one.is_answered
+            else _NOT_ASKED
             for place, (question, one) in enumerate(zip(questions, found, strict=True))
         ]  # fmt: skip
 
@@ -101,6 +115,8 @@ class NativeAnswers:
         asked.questions[place] = prepared.question
         to = asked.questions[place]
         to.position = question.position
+        if question.draft is not None:
+            to.has_draft, to.draft = 1, question.draft
         if question.generated and sampling.has_penalties:
             to.sampled, array = _tokens(question.generated)
             asked.kept.append(array)
@@ -112,9 +128,12 @@ class NativeAnswers:
     def _prepare(self, sampling: Sampling) -> _Prepared:
         found = self._prepared.get(id(sampling))
         if found is None:
-            if len(self._prepared) >= _MOST_KEPT:
+            found = _prepared(sampling, self._vocab_size)
+            if len(self._prepared) >= _MOST_KEPT or self._kept_bytes + found.nbytes > _MOST_KEPT_BYTES:
                 self._prepared.clear()
-            found = self._prepared[id(sampling)] = _prepared(sampling, self._vocab_size)
+                self._kept_bytes = 0
+            self._prepared[id(sampling)] = found
+            self._kept_bytes += found.nbytes
         return found
 
 
@@ -166,7 +185,7 @@ def _prepared(sampling: Sampling, vocab_size: int) -> _Prepared:
             "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p", "min_p"
         )},
     )  # fmt: skip
-    arrays: list[object] = []
+    arrays: list[NDArray[Any]] = []
     if sampling.has_penalties:
         question.seen, seen = _tokens(sampling.seen)
         question.generated, generated = _tokens(sampling.generated)

@@ -10,6 +10,11 @@ namespace loopwright {
 
 constexpr int kMaximaGroup = 64;  // values that have a maximum together
 
+template <class Value>
+static inline size_t bytes_of(const std::vector<Value>& values) {
+    return values.capacity() * sizeof(Value);
+}
+
 // The vector at `from`, of which only `count` values are there: -infinity beyond them.
 static inline Floats load_some(const float* from, int count) {
     if (count >= kLanes) return load(from);
@@ -117,6 +122,8 @@ struct Candidates {
         return sum;
     }
 
+    size_t num_bytes() const { return bytes_of(ids) + bytes_of(values) + bytes_of(weights) + bytes_of(order); }
+
     void take_from(const Row& row, float bound) {
         ids.clear();
         values.clear();
@@ -170,6 +177,16 @@ struct ChoiceSpace {
     std::vector<double> sums;      // of weights, by piece
     std::vector<int32_t> counts;   // [vocabulary], zero between two uses
     Candidates left, top;
+
+    size_t num_bytes() const {
+        return bytes_of(raw.maxima) + bytes_of(seen.maxima) + bytes_of(adjusted) + bytes_of(floats) + bytes_of(sums) +
+               bytes_of(counts) + left.num_bytes() + top.num_bytes();
+    }
+
+    // What a row took beyond that is given back: one whose nucleus is the whole vocabulary takes megabytes.
+    void shrink_to(size_t bytes) {
+        if (num_bytes() > bytes) *this = ChoiceSpace{};
+    }
 
     // Makes `top` hold the `count` highest of a row, in `top.order`.
     void find_top(const Row& row, int count) {

@@ -230,6 +230,7 @@ static inline void list(const float* logits, double normalizer, Listing& to, Cho
 // One row of logits [size].
 static inline void answer(const float* logits, int size, const Question& asked, ChoiceSpace& space, Answer& to) {
     space.raw.look_at(logits, size);
+    to.is_answered = 1;
     to.is_finite = space.raw.is_finite;
     if (!to.is_finite) return;
     to.normalizer = space.raw.log_total();

@@ -352,15 +352,24 @@ void logits(const Matrix* head, const float* normalized, int num_vectors, float*
     });
 }
 
-// What is asked of each row of logits [num_rows][vocabulary].
+// What is asked of each row of logits [num_rows][vocabulary]. A row's draft decides whether those behind it are answered, so one thread
+// takes them all.
 void answer_rows(const float* logits, int num_rows, int vocabulary, const Question* asked, Answer* to, void* space) {
     Workspace& work = *(Workspace*)space;
-    auto answer_row = [&](int thread, int row) {
-        answer(logits + (size_t)row * vocabulary, vocabulary, asked[row], work.choices[thread], to[row]);
+    std::vector<int> firsts;
+    for (int row = 0; row < num_rows; row++)
+        if (row == 0 || !asked[row - 1].has_draft) firsts.push_back(row);
+    auto answer_from = [&](int thread, int row) {
+        do answer(logits + (size_t)row * vocabulary, vocabulary, asked[row], work.choices[thread], to[row]);
+        while (asked[row].has_draft && to[row].is_finite && to[row].token == asked[row].draft && ++row < num_rows);
     };
-    if (num_rows == 1) return answer_row(0, 0);  // is over before another thread is awake
-    work.team.run(1, [&](int thread, Team::Phases& phases) {
-        phases.run(num_rows, [&](int row) { answer_row(thread, row); });
-    });
+    if (firsts.size() == 1) {
+        answer_from(0, 0);  // is over before another thread is awake
+    } else {
+        work.team.run(1, [&](int thread, Team::Phases& phases) {
+            phases.run((int)firsts.size(), [&](int number) { answer_from(thread, firsts[number]); });
+        });
+    }
+    for (ChoiceSpace& space : work.choices) space.shrink_to(work.max_bytes / 8 / work.choices.size());
 }
 }

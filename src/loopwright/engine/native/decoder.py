@@ -95,8 +95,8 @@ class NativeDecoder:
 
     @property
     def scratch_bytes_taken(self) -> int:
-        """What the kernels have taken so far."""
-        return int(self._library.workspace_bytes(self._workspace))
+        """What the kernels have taken so far, and what answers keep."""
+        return int(self._library.workspace_bytes(self._workspace)) + self.answers.kept_bytes
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → [num_tokens, hidden_size]."""

@@ -62,10 +62,11 @@ struct Question {
     const uint8_t* allowed;  // bits of the vocabulary, or null
     Listing* listings;
     int32_t num_listings;
+    int32_t has_draft, draft;  // rows behind it, up to one without a draft, are only answered if this is the row's token
 };
 
 struct Answer {
-    int32_t is_finite, token, num_top;
+    int32_t is_answered, is_finite, token, num_top;
     double normalizer, logprob;
     int32_t top_ids[20];
     double top_logprobs[20];

@@ -96,7 +96,7 @@ class Question(Structure):
         ("num_biases", c_int32),
         ("allowed", c_void_p),
         ("listings", c_void_p),
-        ("num_listings", c_int32),
+        *((name, c_int32) for name in ("num_listings", "has_draft", "draft")),
     ]
 
 
@@ -104,7 +104,7 @@ class Answer(Structure):
     """`Answer` of structs.h."""
 
     _fields_: ClassVar[list[tuple[str, Any]]] = [
-        *((name, c_int32) for name in ("is_finite", "token", "num_top")),
+        *((name, c_int32) for name in ("is_answered", "is_finite", "token", "num_top")),
         ("normalizer", c_double),
         ("logprob", c_double),
         ("top_ids", c_int32 * 20),

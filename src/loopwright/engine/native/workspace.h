@@ -36,7 +36,9 @@ struct Workspace {
     Workspace(int num_threads, size_t max_bytes) : team(num_threads), choices(num_threads), max_bytes(max_bytes) {}
 
     size_t num_bytes() const {
-        return heads.bytes() + added.bytes() + sums.bytes() + tops.bytes() + totals.bytes() + scales.bytes() +
+        size_t chosen_from = 0;
+        for (const ChoiceSpace& space : choices) chosen_from += space.num_bytes();
+        return chosen_from + heads.bytes() + added.bytes() + sums.bytes() + tops.bytes() + totals.bytes() + scales.bytes() +
                queries.bytes() + values.bytes() + middle.bytes() + levels.bytes() + level_sums.bytes();
     }
 
