@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from loopwright.compose.model_parts import tokenizer_at
@@ -131,26 +132,28 @@ def cpu_way(model: LoadedModel, dtype: WeightDtype) -> TorchExecutor:
     return TorchExecutor(model, num_blocks=WINDOW // BLOCK_SIZE, num_slots=0, dtype=dtype)
 
 
-def device_way(model: LoadedModel, dtype: WeightDtype) -> DeviceExecutor:
+def device_way(
+    model: LoadedModel, dtype: WeightDtype, *, num_blocks: int = WINDOW // BLOCK_SIZE, max_rows: int = 1
+) -> DeviceExecutor:
     """On the GPU, if there is one, else with torch's operations in bfloat16."""
     choice = choose_device("auto", model.config, dtype)
     if choice is None:
         fewer = dtype if dtype in FEWER_BITS else None
         choice = DeviceChoice(CPU, torch.bfloat16, "sdpa", False, "the CPU, as a device", fewer)
     return DeviceExecutor(
-        model, choice, num_blocks=WINDOW // BLOCK_SIZE, num_slots=0, max_rows=1, max_tokens=WINDOW,
+        model, choice, num_blocks=num_blocks, num_slots=0, max_rows=max_rows, max_tokens=WINDOW,
         report=lambda stage, fraction: None,
     )  # fmt: skip
 
 
-def across(model: LoadedModel) -> LoadedModel:
+def across(model: LoadedModel, device: torch.device = CPU) -> LoadedModel:
     """The model with the numbers that int4 keeps of it, if its groups begin in the middle of a file's."""
     half, kind_of = SMALL_GROUP // 2, kinds("int4")
 
     def kept(name: str, weight: torch.Tensor) -> torch.Tensor:
         if weight.dim() == 1 or name == "embedding":
             return weight
-        matrix = Matrix.of(weight.roll(half, 1), kind_of(name), CPU, torch.bfloat16)
+        matrix = Matrix.of(weight.to(device).roll(half, 1), kind_of(name), device, torch.bfloat16)
         return matrix.weights().roll(-half, 1).contiguous()
 
     return dataclasses.replace(model, weights={name: kept(name, one) for name, one in model.weights.items()})
@@ -205,28 +208,35 @@ def judge(
         yield name, num_bytes, found, base
 
 
-def layer_divergences(model: LoadedModel, kind: MatrixKind, window: Sequence[int]) -> Iterator[tuple[str, float]]:
-    """How far the last distributions move if the matrices of one layer alone are kept so, or the head alone."""
+def layer_divergences(
+    model: LoadedModel, kinds: Sequence[MatrixKind], window: Sequence[int], device: torch.device = CPU
+) -> Iterator[tuple[str, list[float]]]:
+    """How far the distributions move if the matrices of one layer alone, or the head alone, are kept in each of the
+    ways: the part's name, and nats in the mean. All else is in bfloat16, and put on the device once."""
+    placed = {name: one.to(device, torch.bfloat16) for name, one in model.weights.items()}
+    texts = Texts([list(window)], [[]])
 
-    def run_with(part: str, batch: Batch) -> list[np.ndarray]:
+    def run_with(part: str, kind: MatrixKind, batch: Batch) -> list[np.ndarray]:
+        own = {name: one for name, one in model.weights.items() if part and name.startswith(part)}
+        mixed = dataclasses.replace(model, weights={**placed, **own})
         parts = DeviceParts.make(
-            model, num_blocks=WINDOW // BLOCK_SIZE, device=CPU, dtype=torch.bfloat16,
+            mixed, num_blocks=WINDOW // BLOCK_SIZE, device=device, dtype=torch.bfloat16,
+            has_kernels=device.type == "cuda",
             kind_of=lambda name: kind if part and name.startswith(part) else "plain",
         )  # fmt: skip
-        runner = DeviceRunner(model, parts, num_slots=0, max_rows=1)
+        runner = DeviceRunner(mixed, parts, num_slots=0, max_rows=1)
         return [np.frombuffer(one.logits or b"", "<f4") for one in runner.run(batch).rows[0].distributions]
 
-    texts = Texts([list(window)], [[]])
     with torch.inference_mode():
-        _, base = measure(partial(run_with, ""), texts)
+        _, base = measure(partial(run_with, "", "plain"), texts)
         for part in (*(f"layers.{layer}." for layer in range(model.config.num_layers)), "head"):
-            found, _ = measure(partial(run_with, part), texts, base)
-            yield part.removeprefix("layers.").rstrip("."), float(found.divergences.mean())
+            found = [measure(partial(run_with, part, kind), texts, base)[0] for kind in kinds]
+            yield part.removeprefix("layers.").rstrip("."), [float(one.divergences.mean()) for one in found]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--no-layers", action="store_true", help="leave the divergences layer by layer out")
     arguments = parser.parse_args()
     path, console = resolve("default").path, Console(width=150)
@@ -239,7 +249,10 @@ def main() -> int:
     wrong = []
     for title, ways in (("the CPU's kernels", on_cpu), ("a GPU's ways", on_device)):
         table = Table(*_HEADS, title=f"{path.stem}, {title}, {len(texts.windows)} windows of {WINDOW} tokens")
-        for name, num_bytes, found, base in judge(ways, texts):
+        judged = judge(ways, texts)
+        for name, num_bytes, found, base in track(
+            judged, title, len(ways), console=Console(stderr=True), transient=True
+        ):
             verdict = Verdict.of(found, base)
             table.add_row(
                 name, f"{num_bytes / 1e6:.1f}", f"{found.perplexity:.3f}", f"{verdict.loss:+.2%}",
@@ -271,10 +284,11 @@ def _contradictions(title: str, name: str, verdict: Verdict) -> list[str]:
 
 
 def _print_layers(console: Console, model: LoadedModel, window: Sequence[int]) -> None:
-    table = Table("layer", *FEWER_BITS, title=f"KL in 1/1000 nats of one layer alone, {len(window)} tokens")
-    columns = {dtype: dict(layer_divergences(model, dtype, window)) for dtype in FEWER_BITS}
-    for part in columns[FEWER_BITS[0]]:
-        table.add_row(part, *(f"{1e3 * columns[dtype][part]:.3f}" for dtype in FEWER_BITS))
+    title = f"KL in 1/1000 nats of one layer alone, {len(window)} tokens"
+    table = Table("layer", *FEWER_BITS, title=title)
+    found = layer_divergences(model, ("fp8", "int8", "int4"), window)
+    for part, nats in track(found, title, model.config.num_layers + 1, console=Console(stderr=True), transient=True):
+        table.add_row(part, *(f"{1e3 * one:.3f}" for one in nats))
     console.print(table)
 
 

@@ -14,7 +14,7 @@ from loopwright.core.errors import Unavailable
 from loopwright.core.model_info import WeightDtype
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
 from loopwright.engine.cuda.choice import choose_device
-from loopwright.engine.cuda.dummy import SHAPES
+from loopwright.engine.cuda.dummy import SHAPES, dummy_model
 from loopwright.engine.cuda.judged import judged
 from loopwright.engine.cuda.matrices import FEWER_BITS, Matrix, MatrixKind, kinds, matrix_bytes
 from loopwright.engine.cuda.memory import MemoryPlan
@@ -65,8 +65,9 @@ def test_numbers_on_a_grid_of_16_levels_by_32_are_kept_as_they_are() -> None:
 def test_the_largest_of_a_group_is_one_of_its_levels() -> None:
     weight = numbers(16, 256)
     matrix = kept(weight, "int8")
-    assert (matrix.values.abs().view(16, 2, 128).amax(-1) >= 126).all()
-    assert matrix.values.min() >= -127
+    levels = matrix.values.view(torch.int8).int()
+    assert (levels.abs().view(16, 2, 128).amax(-1) >= 126).all()
+    assert levels.min() >= -127
 
 
 def with_numbers(model: LoadedModel, dtype: WeightDtype) -> LoadedModel:
@@ -97,7 +98,7 @@ def test_a_device_computes_with_what_it_keeps(dtype: WeightDtype) -> None:
 
 
 def test_a_head_that_is_the_embedding_is_kept_beside_it_and_steps_read_fewer_bytes() -> None:
-    model = byte_model(seed=7, is_head_tied=True)
+    model = byte_model(seed=7, is_head_tied=True, hidden_size=128, head_dim=32)
     whole, small = (
         device_executor(model, choice=dataclasses.replace(CHOICE, fewer_bits=dtype)) for dtype in (None, "int4")
     )
@@ -125,6 +126,18 @@ def test_the_plan_counts_what_is_kept() -> None:
         assert plan(dtype).num_blocks() > plan("bfloat16").num_blocks()
     embedding = 2 * 128256 * 2048
     assert plan("int8", "llama-1b").weight_bytes > plan("bfloat16", "llama-1b").weight_bytes / 2 + embedding / 2
+
+
+def test_random_weights_that_nobody_holds_are_the_same_whenever_they_are_asked_for() -> None:
+    held, drawn = (dummy_model(SHAPES["tiny"], CPU, is_held=is_held) for is_held in (True, False))
+    assert list(drawn.weights) == list(held.weights)
+    for name, one in held.weights.items():
+        assert torch.equal(drawn.weights[name], one)
+    assert drawn.weights["embedding"] is not drawn.weights["embedding"]
+    assert "layers.0.qkv_bias" not in drawn.weights
+    for model in (held, drawn):
+        executor = device_executor(model, choice=dataclasses.replace(CHOICE, fewer_bits="int8"))
+        executor.close()
 
 
 @pytest.fixture

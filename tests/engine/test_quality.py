@@ -17,7 +17,7 @@ from system_rig import SmolLM2
 @needs_kernels
 def test_the_cpus_levels_pass_the_gate(smollm2: SmolLM2) -> None:
     ways = {dtype: partial(cpu_way, smollm2.model, dtype) for dtype in ("bfloat16", "int8", "stored")}
-    for name, _, found, base in judge(ways, Texts.of(resolve("default").path, 1)):
+    for name, _, found, base in judge(ways, Texts.of(resolve("default").path, 2)):  # one window is noise
         assert Verdict.of(found, base).is_passed, name
 
 

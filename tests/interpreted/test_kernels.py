@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.byte_model import BYTE_CONFIG
-from loopwright.engine.cuda import expert_kernels, product_kernels
+from loopwright.engine.cuda import expert_kernels, product_kernels, tilings
 from loopwright.engine.cuda.attention import SdpaAttention
 from loopwright.engine.cuda.attention_kernels import FIXED
 from loopwright.engine.cuda.cache import DeviceKvCache
@@ -45,11 +45,11 @@ def is_near(found: Tensor, expected: Tensor, most: float = 0.02) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_torchs(kind: MatrixKind) -> None:
     matrix, vectors, bias = matrix_of(kind), numbers(35, SIZE).bfloat16(), numbers(70, seed=2).bfloat16()
-    tilings = [product_kernels.FIXED, product_kernels.tiling_for(matrix, 5, is_gated=False)]
+    some = [tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=False)]
     expected = multiplied(vectors.float(), dataclasses.replace(matrix), bias) if kind != "plain" else None
     if expected is None:
         expected = torch.nn.functional.linear(vectors.float(), matrix.values.float(), bias.float())
-    for tiling in tilings:
+    for tiling in some:
         assert tiling is not None
         rows = vectors[: tiling.rows + 3]
         wanted = expected[: len(rows)]
@@ -59,7 +59,7 @@ def test_products_are_torchs(kind: MatrixKind) -> None:
         product_kernels.add_product(rows, matrix, bias, added, tiling)
         assert is_near(added - residual, wanted)
     gate, up = (expected - bias.float()).chunk(2, dim=-1)
-    for tiling in (product_kernels.FIXED, product_kernels.tiling_for(matrix, 5, is_gated=True)):
+    for tiling in (tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=True)):
         assert tiling is not None
         rows = vectors[: tiling.rows + 3]
         assert is_near(product_kernels.gated_product(rows, matrix, tiling), (silu(gate) * up)[: len(rows)])
@@ -81,7 +81,7 @@ def test_fewer_bits_take_a_kernel_up_to_256_rows_and_torch_above() -> None:
         assert is_near(operations.logits(vectors, matrix), expected)
         residual = torch.zeros(num_rows, 16)
         added = operations.project_onto(residual, vectors, matrix, None)
-        assert (added is None) == (num_rows <= product_kernels.MOST_ROWS)
+        assert (added is None) == (num_rows <= tilings.MOST_ROWS)
         assert is_near(residual if added is None else added, expected)
 
 
@@ -103,7 +103,7 @@ def test_a_row_of_a_fixed_product_has_its_own_bits(kind: MatrixKind) -> None:
 
 
 def test_tilings_that_add_up_in_another_order_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = dataclasses.replace(product_kernels.WIDE, inputs=256)
+    wide = dataclasses.replace(tilings.WIDE, inputs=256)
     product = product_kernels.product
 
     def halved(vectors, matrix, bias, tiling, dtype=torch.bfloat16):
@@ -198,11 +198,10 @@ def test_windows_go_by_position_in_prompts_and_in_steps(is_deterministic: bool, 
         assert torch.equal(singles[1:], found[[100, 101]])
 
 
-def test_a_step_reads_no_page_before_the_window() -> None:
-    """Keys of NaN there would spoil it if it did, beside a mask."""
+@pytest.mark.parametrize("alike", [None, ()], ids=["fast", "deterministic"])
+def test_a_step_reads_no_page_before_the_window(alike: tuple[MatrixKind, ...] | None) -> None:
     cache = filled_cache(20, dataclasses.replace(CONFIG, windows=(30,)))
-    cache.layers[0][:, 0] = torch.where(torch.arange(21)[:, None, None, None] < 12, torch.nan, cache.layers[0][:, 0])
-    operations = TritonOperations()
+    operations = TritonOperations(alike)
     table, lens = torch.arange(20, dtype=torch.int32)[None].clone(), torch.tensor([320], dtype=torch.int32)
     reach = operations.reach(table, lens, cache.positions, 30)
     assert reach.first is not None
@@ -305,7 +304,7 @@ def test_a_mixture_of_experts_is_torchs(num_tokens: int, is_normalized: bool) ->
 
 @pytest.mark.parametrize("tiling", [*(one for _, one in expert_kernels.TILINGS), expert_kernels.MANY])
 def test_every_way_to_cut_the_products_of_experts_gives_the_same(
-    tiling: product_kernels.Tiling, monkeypatch: pytest.MonkeyPatch
+    tiling: tilings.Tiling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tokens of one expert are more than a tile; others have one, or none."""
     mixture, vectors = mixture_of(6, 1, is_normalized=False), numbers(140, SIZE).bfloat16()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from loopwright.core.errors import Unavailable
 from loopwright.engine.cuda.choice import DeviceChoice, DeviceName, choose_device
 from loopwright.engine.cuda.dummy import dummy_model, shape_config
+from loopwright.engine.cuda.matrices import FEWER_BITS
 from loopwright.engine.decoded_ahead import DecodedAhead
 from loopwright.engine.loaded_model import LoadedModel, ModelConfig
 from loopwright.engine.loader import load_model, read_config
@@ -31,7 +32,8 @@ def load_part(settings: RankSettings, ahead: DecodedAhead | None = None) -> Load
     """The rank's part of the model; its `ranks` are still to be said. Raises as `load_model` does."""
     shard = Shard(settings.rank, settings.num_ranks)
     if settings.shape:
-        return dummy_model(shape_config(settings.shape), shard=shard)
+        is_held = settings.dtype not in FEWER_BITS or settings.device == "cpu"
+        return dummy_model(shape_config(settings.shape), shard=shard, is_held=is_held)
     return load_model(Path(settings.path), ahead, settings.layers, shard)
 
 

@@ -5,6 +5,7 @@ from figures.arriving import GOODPUT, TTFT
 from figures.cost import COST
 from figures.decoding import SAMPLING, TPOT
 from figures.exactness import NOISE
+from figures.few_bits import QUALITY
 from figures.over_http import HTTP
 from figures.products import PRODUCTS
 from figures.prompts import PREFILL
@@ -13,5 +14,5 @@ from figures.report import Section
 from figures.suites import AGENTS, MECHANISMS
 
 SECTIONS: tuple[Section, ...] = (
-    TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, COST, AGENTS, RANKS, PRODUCTS,
+    TPOT, PREFILL, TTFT, GOODPUT, SAMPLING, HTTP, MECHANISMS, NOISE, COST, QUALITY, AGENTS, RANKS, PRODUCTS,
 )  # fmt: skip

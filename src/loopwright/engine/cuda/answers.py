@@ -19,7 +19,7 @@ from loopwright.core.samplers import SamplerState
 from loopwright.engine.cuda.adjusting import adjusted
 from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
-from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows
+from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows, normalizers
 from loopwright.engine.cuda.traced_graphs import TracedSamplers
 from loopwright.engine.cuda.traced_rows import run_group
 from loopwright.engine.draws import draw_each, uniforms
@@ -59,7 +59,7 @@ class Answers:
     ) -> None:  # fmt: skip
         """For float32 logits [num_questions, vocab_size]."""
         self._questions, self._copies = questions, HostCopies()
-        normalizers = logits.logsumexp(-1)
+        own = normalizers(logits)
         has_failed = ~logits.sum(-1).isfinite()  # a sum is finite only if all of its terms are
         if fed is not None:
             has_failed = has_failed | fed.has_failed
@@ -68,10 +68,10 @@ class Answers:
         self._have_failed = self._copies.take(has_failed)
         choosing = _Choosing(questions, ways, self._copies)
         self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
-        self._sampled = self._told(logits, normalizers, has_failed)
-        self._tops = self._ask_tops(logits, normalizers, ways.top)
+        self._sampled = self._told(logits, own, has_failed)
+        self._tops = self._ask_tops(logits, own, ways.top)
         asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
-        self._distributions = ask_distributions(logits, normalizers, asked, ways.top, self._copies)
+        self._distributions = ask_distributions(logits, own, asked, ways.top, self._copies)
         self._copies.sent()
 
     @property

@@ -4,7 +4,7 @@ Never good at anything. Their tokenizer is made in compose.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from loopwright.core.errors import BadRequest
 from loopwright.engine.layers import make_ropes
 from loopwright.engine.loaded_model import Experts, LoadedModel, ModelConfig, RopeScaling
 from loopwright.engine.models import find_architecture
-from loopwright.engine.shards import WHOLE, Shard, ShardedSpec, local_config, sharded_specs
+from loopwright.engine.shards import WHOLE, Shard, local_config, sharded_specs
 
 _LLAMA_1B = ModelConfig(
     architecture="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
@@ -67,23 +67,25 @@ def shape_config(name: str) -> ModelConfig:
 
 def dummy_model(
     config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype | None = None, seed: int = 0,
-    shard: Shard = WHOLE,
+    shard: Shard = WHOLE, *, is_held: bool = True,
 ) -> LoadedModel:  # fmt: skip
     """Random weights, the same for the same seed on the same kind of device: on the GPU in bfloat16, or on the CPU in
     float32 where there is none. With `shard`, that part of them: each is drawn whole, and cut. The same matrices of all
-    experts of a layer lie one below the other, as a device wants them."""
+    experts of a layer lie one below the other, as a device wants them. Unless they are held, each is drawn whenever it
+    is asked for: nothing lies beside what a decoder keeps of them in fewer bits."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    generator = torch.Generator(device).manual_seed(seed)
 
-    def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+    def weight(name: str, shape: tuple[int, ...], place: int) -> Tensor:
         if len(shape) == 1:
             return torch.zeros(shape, dtype=dtype, device=device) + (0 if name.endswith("_bias") else 1)
+        generator = torch.Generator(device).manual_seed(seed << 16 | place)
         spread = 1 / float(shape[1]) ** 0.5
         return torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(spread)
 
-    def part(name: str, whole: tuple[int, ...], mine: ShardedSpec) -> Tensor:
-        drawn = weight(name, whole)
+    def part(name: str) -> Tensor:
+        place, whole, mine = parts[name]
+        drawn = weight(name, whole, place)
         if mine.is_elsewhere:
             return drawn.zero_()
         if mine.spec.shape == whole:
@@ -104,6 +106,30 @@ def dummy_model(
         return stacks[layer, kind][int(number)].copy_(drawn)
 
     specs = find_architecture(config.architecture).weights(config)
-    parts = zip(specs, sharded_specs(config, shard), strict=True)
-    weights = {one.name: laid(one.name, part(one.name, one.shape, mine)) for one, mine in parts}
+    both = zip(specs, sharded_specs(config, shard), strict=True)
+    parts = {one.name: (place, one.shape, mine) for place, (one, mine) in enumerate(both)}
+    weights: Mapping[str, Tensor] = _Drawn(part, tuple(parts))
+    if is_held or config.experts is not None:
+        weights = {name: laid(name, part(name)) for name in parts}
     return LoadedModel(local_config(config, shard.num_ranks), weights, make_ropes(config), "dummy")
+
+
+class _Drawn(Mapping[str, Tensor]):
+    """Weights that are drawn when they are asked for."""
+
+    def __init__(self, draw: Callable[[str], Tensor], names: tuple[str, ...]) -> None:
+        self._draw, self._names = draw, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._draw(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

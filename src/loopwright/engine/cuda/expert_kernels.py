@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopwright.engine.cuda import product_kernels
 from loopwright.engine.cuda.experts import Mixture
-from loopwright.engine.cuda.product_kernels import Tiling
+from loopwright.engine.cuda.tilings import FIXED, Tiling
 
 TILINGS = ((8, Tiling(64, 16, 128, 4, 3)), (64, Tiling(64, 32, 128, 4, 3)))
 MANY = Tiling(128, 128, 64, 8, 3)
@@ -63,7 +63,7 @@ def sorted_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 def tiling_for(num_pairs: int, mixture: Mixture, *, is_deterministic: bool) -> Tiling:
     if is_deterministic:
-        return product_kernels.FIXED
+        return FIXED
     return next((tiling for most, tiling in TILINGS if num_pairs <= most * mixture.num_experts), MANY)
 
 
@@ -86,7 +86,8 @@ def _route(
     logits, chosen, shares, num_experts, CHOSEN: tl.constexpr, IS_NORMALIZED: tl.constexpr, EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Of two that are equally likely the first. A token whose logits are not numbers gets shares that are none."""
+    """Of two that are equally likely the first. A token whose logits are not numbers has experts all the same, and
+    shares that are none."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     left = tl.load(logits + token * num_experts + expert, mask=expert < num_experts, other=-float("inf"))
@@ -102,7 +103,7 @@ def _route(
         weights = tl.where(slot == number, tl.exp(best - top), weights)
         left = tl.where(expert == mine, -float("inf"), left)
     if IS_NORMALIZED:
-        whole = tl.sum(weights, axis=0) + 0.0 * whole  # NaN, if any logit is
+        whole = tl.sum(weights, axis=0)
     tl.store(chosen + token * CHOSEN + slot, picked, mask=slot < CHOSEN)
     tl.store(shares + token * CHOSEN + slot, weights / whole, mask=slot < CHOSEN)
 

@@ -17,6 +17,7 @@ from loopwright.engine.cuda import (
     draw_kernels,
     expert_kernels,
     product_kernels,
+    tilings,
     top_kernels,
 )
 from loopwright.engine.cuda.buffers import DecodeBuffers
@@ -45,6 +46,7 @@ class TritonOperations:
         """With `alike` no row's bits depend on the others: all products are cut in one way, but those of the kinds in
         it in two that give equal bits."""
         self._alike = alike
+        self._zeros: Tensor | None = None
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         num_tokens, num_pairs = len(positions), len(rope.frequencies)
@@ -88,12 +90,13 @@ class TritonOperations:
         tiling = self._tiling(vectors, matrix)
         if tiling is None:
             return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
-        return product_kernels.product(vectors, matrix, bias, tiling)
+        return product_kernels.product(vectors, matrix, bias, tiling, arrivals=self._arrivals(tiling, vectors))
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
         tiling = self._tiling(vectors, head) if head.kind != "plain" or self._alike is not None else None
         if tiling is not None:
-            return product_kernels.product(vectors, head, None, tiling, torch.float32)
+            arrivals = self._arrivals(tiling, vectors)
+            return product_kernels.product(vectors, head, None, tiling, torch.float32, arrivals)
         weights = _all_weights(head, vectors.dtype)
         if vectors.dtype == torch.float32 or not vectors.is_cuda:
             return linear(vectors, weights).float()
@@ -102,7 +105,8 @@ class TritonOperations:
     def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
         tiling = self._tiling(vectors, matrix)
         if tiling is not None:
-            product_kernels.add_product(vectors, matrix, bias, residual, tiling)
+            arrivals = self._arrivals(tiling, vectors)
+            product_kernels.add_product(vectors, matrix, bias, residual, tiling, arrivals)
             return None
         weights = _all_weights(matrix, vectors.dtype)
         if bias is None and vectors.is_cuda and vectors.dtype == torch.bfloat16 and len(vectors) >= ADDED_ROWS:
@@ -126,13 +130,19 @@ class TritonOperations:
         logits = self.logits(vectors, mixture.router)
         return expert_kernels.mix(vectors, mixture, logits, is_deterministic=self._alike is not None)
 
-    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> product_kernels.Tiling | None:
+    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> tilings.Tiling | None:
         if self._alike is not None:
             assert vectors.dtype == torch.bfloat16, vectors.dtype
-            return product_kernels.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
+            return tilings.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
         if vectors.dtype != torch.bfloat16:
             return None
-        return product_kernels.tiling_for(matrix, len(vectors), is_gated=is_gated)
+        return tilings.tiling_for(matrix, len(vectors), is_gated=is_gated)
+
+    def _arrivals(self, tiling: tilings.Tiling, vectors: Tensor) -> Tensor | None:
+        """Zeros, which every launch leaves as it finds them: all are on one stream."""
+        if tiling.is_split and self._zeros is None:
+            self._zeros = torch.zeros(tilings.ARRIVALS, dtype=torch.int32, device=vectors.device)
+        return self._zeros
 
     def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
         return attention_kernels.reach(table, lens, positions, window)

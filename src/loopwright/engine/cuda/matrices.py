@@ -23,21 +23,23 @@ FEWER_BITS: tuple[WeightDtype, ...] = ("fp8", "int8", "int4")
 """The values of engine.dtype that a device keeps its matrices in."""
 
 GROUP = 128
-"""Inputs that share a scale, in 8 bits; the last group of an output may be short."""
+"""Inputs that share a scale, in 8 bits; the last group of an output is filled up with zeros."""
 
 SMALL_GROUP = 32
 """The same in 4 bits, as most files of 4 bits have it."""
 
 _LEVELS = {"fp8": 448.0, "int8": 127.0}
+_TRIED, _TRIED_ON_GPU = 1 << 18, 1 << 26  # numbers at a time
 _CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 """How much of a small group's range its 16 levels may span: where the error is least, it does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """[num_outputs, size]. `values` has that shape, or of int4 two numbers in a byte, [num_outputs, pairs · 32]: byte i
-    of a pair of groups has number i of the first in its low half and of the second in its high half. `scales` are
-    bfloat16 [num_outputs, groups], of int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
+    """[num_outputs, size]. `values` has that shape, or of fewer bits they are int16: word i of 128 inputs has in its
+    low half number i of 8 bits and in its high one number 64 + i, or number i of each of four groups of 4 bits. So
+    words become bfloat16 two at a time, and what each part multiplies is contiguous. `scales` are bfloat16
+    [num_outputs, groups], of int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
 
     kind: MatrixKind
     values: Tensor
@@ -52,12 +54,12 @@ class Matrix:
             return cls(kind, weight.to(device, dtype).contiguous(), None, size)
         if kind == "int4":
             levels, scales = _least_error(_grouped(weight.to(device).float(), SMALL_GROUP))
-            return cls(kind, _packed(levels), scales, size)
+            return cls(kind, _nibbles(levels), scales, size)
         grouped = _grouped(weight.to(device).float(), GROUP)  # [num_outputs, groups, 128]
         scales = _rounded_up(grouped.abs().amax(-1) / _LEVELS[kind])
         levels = (grouped / scales.float()[..., None]).nan_to_num_(0.0)
         kept = levels.to(torch.float8_e4m3fn) if kind == "fp8" else levels.round_().to(torch.int8)
-        return cls(kind, kept.flatten(1)[:, :size].contiguous(), scales, size)
+        return cls(kind, _bytes(kept), scales, size)
 
     @property
     def num_outputs(self) -> int:
@@ -73,9 +75,10 @@ class Matrix:
             return self.values
         if self.kind == "int4":
             scales, zeros = self.scales.float()[..., None].unbind(2)
-            numbers: Tensor = (_unpacked(self.values) - zeros).bfloat16().float().mul_(scales)
+            numbers: Tensor = (_levels_of_4(self.values) - zeros).bfloat16().float().mul_(scales)
         else:
-            numbers = _grouped(self.values.float(), GROUP).mul_(self.scales.float()[..., None])
+            dtype = torch.float8_e4m3fn if self.kind == "fp8" else torch.int8
+            numbers = _levels_of_8(self.values, dtype).mul_(self.scales.float()[..., None])
         return numbers.flatten(1)[:, : self.size]
 
 
@@ -95,14 +98,14 @@ def matrix_bytes(kind: MatrixKind, num_outputs: int, size: int, dtype: torch.dty
         case "plain":
             return num_outputs * size * dtype.itemsize
         case "int4":
-            return num_outputs * -(-size // (2 * SMALL_GROUP)) * (SMALL_GROUP + 8)
+            return num_outputs * -(-size // GROUP) * (GROUP // 2 + 16)
         case _:
-            return num_outputs * (size + -(-size // GROUP) * 2)
+            return num_outputs * -(-size // GROUP) * (GROUP + 2)
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:
-    """[num_outputs, groups, group], an even number of small groups; what is not there is 0."""
-    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % max(group, 2 * SMALL_GROUP)))
+    """[num_outputs, groups, group], for a multiple of 128 inputs; what is not there is 0."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % GROUP))
     return padded.view(len(weight), -1, group)
 
 
@@ -114,9 +117,16 @@ def _rounded_up(scales: Tensor) -> Tensor:
 
 
 def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels from 0 to 15, and scales and zeros [num_outputs, groups, 2]: a number is scale · (level - zero)."""
+    """Levels from 0 to 15, and scales and zeros [num_outputs, groups, 2]: a number is scale · (level - zero). A few
+    outputs at a time, so that what is tried stays in a cache."""
+    rows = max(1, (_TRIED_ON_GPU if grouped.is_cuda else _TRIED) // grouped[0].numel())
+    found = [_least_error_of(some) for some in grouped.split(rows)]
+    levels, scales = (torch.cat(some) for some in zip(*found, strict=True))
+    return levels, scales
+
+
+def _least_error_of(grouped: Tensor) -> tuple[Tensor, Tensor]:
     low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
-    best = torch.zeros_like(grouped)
     scales, zeros, least = torch.zeros_like(low), torch.zeros_like(low), torch.full_like(low, torch.inf)
     for clip in _CLIPS:
         cut = (high - low) * ((1 - clip) / 2)
@@ -124,23 +134,40 @@ def _least_error(grouped: Tensor) -> tuple[Tensor, Tensor]:
         # All numbers of a group may be one: its scale is that number, and its level 1.
         scale = torch.where(scale == 0, low, scale)
         zero = torch.where(high == low, -1.0, -(low + cut) / scale).nan_to_num_(0.0).bfloat16().float()
-        levels = (grouped / scale + zero).nan_to_num_(0.0).round_().clamp_(0, 15)
-        levels = torch.where(high == low, 0.0, levels)
-        error = ((levels - zero) * scale - grouped).square_().sum(-1, keepdim=True)
+        error = _levels_at(grouped, scale, zero).sub_(zero).mul_(scale).sub_(grouped).square_().sum(-1, keepdim=True)
         is_better = error < least
-        best = torch.where(is_better, levels, best)
         scales, zeros = torch.where(is_better, scale, scales), torch.where(is_better, zero, zeros)
         least = torch.where(is_better, error, least)
-    return best, torch.cat([scales, zeros], dim=-1).bfloat16()
+    levels = _levels_at(grouped, scales, zeros)
+    return levels.to(torch.uint8), torch.cat([scales, zeros], dim=-1).bfloat16()
 
 
-def _packed(levels: Tensor) -> Tensor:
-    low, high = levels.to(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
-    both: Tensor = low | high << 4
-    return both.flatten(1).contiguous()
+def _levels_at(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The nearest ones; 0 where the scale is."""
+    at = torch.where(scale == 0, torch.inf, scale)
+    return grouped.div(at).add_(zero).nan_to_num_(0.0).round_().clamp_(0, 15)
 
 
-def _unpacked(values: Tensor) -> Tensor:
+def _bytes(levels: Tensor) -> Tensor:
+    """Words of [num_outputs, groups, 128] levels of 8 bits."""
+    halves: Tensor = levels.view(torch.uint8).unflatten(2, (2, GROUP // 2)).transpose(2, 3)
+    return halves.contiguous().view(torch.int16).flatten(1)
+
+
+def _levels_of_8(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 [num_outputs, groups, 128]."""
+    halves = words.view(torch.uint8).view(len(words), -1, GROUP // 2, 2).transpose(2, 3)
+    return halves.flatten(2).view(dtype).float()
+
+
+def _nibbles(levels: Tensor) -> Tensor:
+    """Words of [num_outputs, groups, 32] levels from 0 to 15."""
+    first, second, third, fourth = levels.int().unflatten(1, (-1, 4)).unbind(2)
+    words: Tensor = first | second << 4 | third << 8 | fourth << 12
+    return words.to(torch.int16).flatten(1)
+
+
+def _levels_of_4(words: Tensor) -> Tensor:
     """float32 [num_outputs, groups, 32]."""
-    pairs = values.view(len(values), -1, SMALL_GROUP)
-    return torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1, 2).float()
+    blocks = words.view(len(words), -1, SMALL_GROUP).int()
+    return torch.stack([blocks >> shift & 15 for shift in (0, 4, 8, 12)], dim=2).flatten(1, 2).float()

@@ -4,6 +4,7 @@
 definitions are those of docs/sampling.md, and engine.sampler has them row by row.
 """
 
+import importlib.util
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from loopwright.core.calls import Sampling
 from loopwright.engine.draws import uniforms
 from loopwright.engine.transfer import to_device
 
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _MAX_KNOWN = 16  # sets of rows whose columns are kept
 
 
@@ -124,6 +126,15 @@ class Draw(Protocol):
     """`Operations.draw`."""
 
     def __call__(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor: ...
+
+
+def normalizers(logits: Tensor) -> Tensor:
+    """What a row's logits are above its log-probabilities, float32 [num_rows]; on a GPU the same bits in any batch."""
+    if logits.is_cuda and _HAS_TRITON:
+        from loopwright.engine.cuda import normalizer_kernels  # noqa: PLC0415 (there may be no Triton)
+
+        return normalizer_kernels.normalizers(logits)
+    return logits.logsumexp(-1)
 
 
 def draw_rows(
