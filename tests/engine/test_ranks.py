@@ -120,7 +120,7 @@ def test_what_was_sampled_is_told_once_a_step_unless_it_is_certain(
     assert len(told) == num_told
 
 
-@pytest.mark.parametrize("names", [NAMES[::4], (*NAMES[1::4], "bits")])
+@pytest.mark.parametrize("names", [NAMES[::4], (*NAMES[1::4], "bits"), ("greedy", "entropy", "a watched one")])
 def test_rows_of_every_kind_go_on_ahead_as_on_one(names: tuple[str, ...], model: LoadedModel, tmp_path: Path) -> None:
     """Among them rows that hear late what they may choose, and programs' samplers with what they carry."""
     expected = Kinds(Rig(model), names).run(12, is_ahead=False)
@@ -145,6 +145,15 @@ def test_sums_are_the_same_whichever_way(num_ranks: int, tmp_path: Path) -> None
         torch.testing.assert_close(gathered, parts.sum(0))
         torch.testing.assert_close(reduced, parts.sum(0))
         assert gathered.equal(found[0][0]), "the same bits on each"
+
+
+def test_a_row_that_failed_leaves_its_place_to_others(model: LoadedModel, tmp_path: Path) -> None:
+    with rank_threads(stored(model, tmp_path), tmp_path / "meeting", 2, "device") as rig:
+        failing = Decoding(rig, [Sampling(), Sampling()])
+        rig.runner._decoder.cache.layers[0][failing.blocks[0][0]] = torch.nan
+        result = rig.step(Batch(decodes=failing.step(0, token_ids=failing.columns.token_ids)))
+        assert set(result.decodes.errors) == {0}
+        assert len(Decoding(rig, [Sampling(), Sampling()]).serially(3)[0]) == 4
 
 
 class Recorded:

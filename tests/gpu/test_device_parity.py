@@ -188,9 +188,16 @@ def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sa
         assert gap.max() < 0.1
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.7}, {"min_p": 0.1}])
-@pytest.mark.parametrize("adjusting", [{}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "seen": (4, 5)},
-                                       {"logit_bias": {7: 3.0}, "allowed": tuple(range(0, 250, 3))}])  # fmt: skip
+@pytest.mark.parametrize(
+    ("filters", "adjusting"),
+    [
+        ({}, {}),
+        ({"top_k": 20}, {}),
+        ({"top_p": 0.9}, {"logit_bias": {7: 3.0}, "allowed": tuple(range(0, 250, 3))}),
+        ({"top_k": 40, "top_p": 0.7}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "seen": (4, 5)}),
+        ({"min_p": 0.1}, {"presence_penalty": 1.5}),
+    ],
+)
 def test_draws_of_graphs_are_those_of_launches_one_by_one(
     filters: dict[str, float], adjusting: dict[str, object]
 ) -> None:

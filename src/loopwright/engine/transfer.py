@@ -5,12 +5,15 @@ device has done all that came before.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_MAX_PACKED_BYTES = 1 << 18
 
 Landing: TypeAlias = Callable[[], NDArray[Any]]
 """What was copied to the host; to be asked once the copies are there."""
@@ -27,23 +30,35 @@ def placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class HostCopies:
-    """Tensors that are copied to the host together. Made by one thread, read by any."""
+    """Tensors that are copied to the host together, small ones as one. Made by one thread, read by any."""
 
     def __init__(self) -> None:
         self._ready: torch.cuda.Event | None = None
+        self._small: list[Tensor] = []
+        self._packed: Tensor | None = None  # on the host
 
     def take(self, tensor: Tensor) -> Landing:
-        """Copies what the tensor holds now."""
-        if not tensor.is_cuda:
-            copy = tensor.clone()
+        """Copies what the tensor holds. Nobody may write to it before all are `sent`."""
+        if tensor.nbytes > _MAX_PACKED_BYTES:
+            copy = self._copied(tensor)
             return lambda: copy.numpy()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        self._ready = torch.cuda.Event() if self._ready is None else self._ready
-        return lambda: host.numpy()
+        start, shape = sum(one.nbytes for one in self._small), tuple(tensor.shape)
+        dtype, num_bytes = _numpy_dtype(tensor.dtype), tensor.nbytes
+        self._small.append(tensor)
+
+        def landed() -> NDArray[Any]:
+            assert self._packed is not None
+            own: NDArray[Any] = self._packed.numpy()[start : start + num_bytes].view(dtype).reshape(shape)
+            return own
+
+        return landed
 
     def sent(self) -> None:
         """All copies are under way."""
+        if self._small:
+            parts = [one.contiguous().view(-1).view(torch.uint8) for one in self._small]
+            self._packed = self._copied(parts[0] if len(parts) == 1 else torch.cat(parts))
+            self._small = []
         if self._ready is not None:
             self._ready.record()
 
@@ -51,3 +66,16 @@ class HostCopies:
         """Until all are there."""
         if self._ready is not None:
             self._ready.synchronize()
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_cuda:
+            return tensor.clone()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        self._ready = torch.cuda.Event() if self._ready is None else self._ready
+        return host
+
+
+@lru_cache(maxsize=16)
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))

@@ -14,6 +14,7 @@ from loopwright.engine.cuda.sampling import RowSamplings
 _CHUNK = 4096  # scores of one program
 _WAYS = tl.constexpr(16)
 _ROUNDS = 8  # of four bits each
+_MIN_PARTS = 32  # that kernels are compiled for: few vocabularies have more
 _LOWEST = tl.constexpr(-2147483648)
 _LARGEST = tl.constexpr(2147483647)
 
@@ -28,7 +29,7 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     masses = torch.empty(size, dtype=torch.float64, device=device)
     outputs = torch.empty(3, num_rows, dtype=torch.int32, device=device)
     grid = (num_rows, parts)
-    sizes = {"PARTS": triton.next_power_of_2(parts), "CHUNK": _CHUNK, "num_warps": 8}
+    sizes = {"PARTS": max(_MIN_PARTS, triton.next_power_of_2(parts)), "CHUNK": _CHUNK, "num_warps": 8}
     _look[grid](
         logits, scores, best, found, vocab_size, parts, size, HAS_SCORES=scores is not logits, CHUNK=_CHUNK, num_warps=8
     )
@@ -75,7 +76,7 @@ def _top(found, row, parts, PARTS: tl.constexpr):
     return tl.max(tops, axis=0).to(tl.float64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "plane"])
 def _look(
     logits, scores, best, found, vocab_size, parts, plane, HAS_SCORES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +114,7 @@ def _low_of_counts(low, counts, row, num_rows, parts, wanted, number, PARTS: tl.
     return found
 
 
-@triton.jit(do_not_specialize=["num_rows", "number"])
+@triton.jit(do_not_specialize=["num_rows", "parts", "number"])
 def _count(
     scores, top_k, low, counts, num_rows, vocab_size, parts, number, PARTS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -156,7 +157,7 @@ def _nucleus_so_far(low, sums, above, row, num_rows, parts, top_p, number, PARTS
     return found, over, wanted
 
 
-@triton.jit(do_not_specialize=["num_rows", "number"])
+@triton.jit(do_not_specialize=["num_rows", "parts", "number"])
 def _sum(
     scores, found, temperatures, top_k, all_top_p, min_p, all_low, counts, sums, above, num_rows, vocab_size, parts,
     number, PARTS: tl.constexpr, CHUNK: tl.constexpr,
@@ -207,7 +208,7 @@ def _lowest_kept(
     return low, wanted
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def _weigh(
     scores, found, temperatures, all_top_k, all_top_p, all_min_p, all_low, counts, sums, above, best, masses, num_rows,
     vocab_size, parts, plane, PARTS: tl.constexpr,
@@ -229,7 +230,7 @@ def _weigh(
     tl.store(best + plane + at, tl.sum((mask & (keys == low)).to(tl.int32), axis=0))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def _choose(  # noqa: PLR0915 (sums in one place)
     logits, scores, found, temperatures, all_top_k, all_top_p, all_min_p, greedy, processed, numbers, all_low, counts,
     sums, above, best, masses, outputs, num_rows, vocab_size, parts, plane, PARTS: tl.constexpr, CHUNK: tl.constexpr,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 MAX_TOP = 256
 _CHUNK = 4096  # values of one program
+_MIN_WIDTH = 32  # that kernels are compiled for
 _LOWEST = tl.constexpr(-2147483648)
 _NOBODY = tl.constexpr(-9223372036854775808)
 
@@ -17,7 +18,7 @@ _NOBODY = tl.constexpr(-9223372036854775808)
 def ordered_top(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """As `Operations.top`."""
     num_rows, vocab_size = values.shape
-    parts, width = triton.cdiv(vocab_size, _CHUNK), triton.next_power_of_2(size)
+    parts, width = triton.cdiv(vocab_size, _CHUNK), max(_MIN_WIDTH, triton.next_power_of_2(size))
     best = torch.empty(num_rows, parts, width, dtype=torch.int64, device=values.device)
     _of_parts[(num_rows, parts)](
         values, best, values.stride(0), vocab_size, parts, size, WIDTH=width, CHUNK=_CHUNK, num_warps=8
@@ -60,7 +61,7 @@ def _place_best(target, entries, keys, is_here, size, WIDTH: tl.constexpr):
     tl.store(target + rest, tl.full((WIDTH,), _NOBODY, tl.int64), mask=rest >= num)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "size"])
 def _of_parts(values, best, stride, vocab_size, parts, size, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
     """An entry has a key in its upper half, and in the lower one the id, turned round: of equal keys the first is the
     largest."""
@@ -72,7 +73,7 @@ def _of_parts(values, best, stride, vocab_size, parts, size, WIDTH: tl.constexpr
     _place_best(best + (row * parts + part) * WIDTH, (keys << 32) | (2147483647 - column), keys, mask, size, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num", "size"])
 def _of_rows(best, all_best, num, size, NUM: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, NUM)
@@ -80,7 +81,7 @@ def _of_rows(best, all_best, num, size, NUM: tl.constexpr, WIDTH: tl.constexpr):
     _place_best(all_best + row * WIDTH, entries, entries >> 32, entries != _NOBODY, size, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _sorted(best, found, ids, size, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDTH)

@@ -115,8 +115,8 @@ class TracedSamplers:
             found,
             token_ids=None if found.token_ids is None else found.token_ids[:num_rows],
             scores=None if found.scores is None else found.scores[:num_rows],
-            value=found.value[:num_rows],
-            failed=found.failed[:num_rows],
+            value=found.value[:num_rows].clone(),  # they are copied to the host after other graphs have run
+            failed=found.failed[:num_rows].clone(),
             states={name: one[:num_rows].clone() for name, one in found.states.items()},
         )
 
