@@ -22,17 +22,19 @@ async def solve(rules: Context, task: str, depth_left: int, max_tokens: int) -> 
     """The answer to the task. `rules` is what every task begins with; it is run once."""
     async with await rules.fork() as ctx:
         ctx.user(task)
-        if await ctx.choose([LEAF, BRANCH] if depth_left > 0 else [LEAF]) == LEAF:
-            return await finish(ctx, task, max_tokens)
+        tag = await ctx.choose([LEAF, BRANCH]) if depth_left > 0 else LEAF
+        if tag == LEAF:
+            return await finish(ctx, task, "" if depth_left > 0 else LEAF, max_tokens)
         parts = [(await ctx.generate(max_tokens=max_tokens, until="\n")).text.strip() for _ in range(2)]
         emit({"task": task, "parts": parts})
         answers = await asyncio.gather(*(solve(rules, part, depth_left - 1, max_tokens) for part in parts))
         ctx.user(f"The answers are: {answers[0]} and {answers[1]}. What follows for the whole task?")
-        ctx.append(LEAF)
-        return await finish(ctx, task, max_tokens)
+        return await finish(ctx, task, LEAF, max_tokens)
 
 
-async def finish(ctx: Context, task: str, max_tokens: int) -> str:
+async def finish(ctx: Context, task: str, tag: str, max_tokens: int) -> str:
+    if tag:
+        ctx.append(tag)
     answer = (await ctx.generate(max_tokens=max_tokens, stop="\n")).text.strip()
     emit({"task": task, "answer": answer})
     return answer

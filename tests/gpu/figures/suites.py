@@ -36,7 +36,7 @@ def suite(*words: str, goals: str) -> Callable[[Bench], Awaitable[None]]:
 MECHANISMS = Section(
     "mechanisms",
     "Who decides about a token",
-    60,
+    75,
     suite(
         "mechanisms", "--workers", "8", "--rounds", "2",
         goals="segment 1.01 of the bare loop at most, watched 1.02; sampler 0.1 ms more, program 1.5 ms more at most",
@@ -46,7 +46,7 @@ MECHANISMS = Section(
 AGENTS = Section(
     "agents",
     "Agents that call tools, as programs and as clients",
-    60,
+    100,
     suite("agents", "--scale", "paper", "--workers", "8", "--rounds", "1", goals="the gain that arithmetic predicts"),
     ("llama-1b",),
 )
