@@ -31,7 +31,7 @@ def test_a_devices_8_bits_pass_and_4_bits_of_other_groups_than_the_files_do_not(
             {**ways, ACROSS: lambda: device_way(across(model), "bfloat16")}, texts
         )
     }  # fmt: skip
-    assert found["int8"][0] < 0.52 * found["bfloat16"][0]
+    assert found["int8"][0] < 0.56 * found["bfloat16"][0]  # 8 bits and scales, of widths made up to multiples of 128
     assert found["int8"][1].is_passed == JUDGEMENTS["int8"].is_passed
     assert found[ACROSS][1].is_passed == JUDGEMENTS["int4"].is_passed
     assert found[ACROSS][1].kl_mean > 10 * found["int8"][1].kl_mean > 0
