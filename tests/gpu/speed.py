@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="A,B", help="these sections, the most important first")
     parser.add_argument("--skip", default="", metavar="A,B", help="all but these sections")
     parser.add_argument("--shapes", nargs="+", default=[], help="these models in place of each section's own")
-    parser.add_argument("--seconds", type=float, default=580.0, help="for everything; default: 580")
+    parser.add_argument("--seconds", type=float, default=470.0, help="for everything; default: 470")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the sections")
     parser.add_argument("--list", action="store_true", help="the sections, their models and budgets")

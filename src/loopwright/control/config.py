@@ -32,7 +32,7 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Seconds | Literal["auto"],
         Meta(
             description="how long a step may take, by what steps took, for prompts to be in it beside rows that "
-            "decode; 0: no limit; auto: 0.025 on a GPU, no limit on a CPU"
+            "decode; 0: no limit; auto: 0.02 on a GPU, no limit on a CPU"
         ),
     ] = "auto"
     prefix_cache: Annotated[bool, Meta(description="whether what was computed before is taken instead of again")] = True

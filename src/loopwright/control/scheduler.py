@@ -24,7 +24,7 @@ from loopwright.core.batch import ForwardRow
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.ids import RunId
 
-USUAL_PROMPT_STEP_S = 0.025
+USUAL_PROMPT_STEP_S = 0.02
 """Where steps are usually ahead: a GPU's, of which one with a whole prompt may take fifty times what others take."""
 
 PRIORITY_STEPS = 8
