@@ -92,12 +92,15 @@ def ask_tops(
 
     def read() -> list[TopLogprobs]:
         rows = zip(sizes, token_ids().tolist(), logprobs().tolist(), strict=True)
-        return [
-            tuple(pair for pair in zip(ids[:size], numbers[:size], strict=True) if pair[1] > -np.inf)
-            for size, ids, numbers in rows
-        ]
+        return [_possible(ids[:size], numbers[:size]) for size, ids, numbers in rows]
 
     return read
+
+
+def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> TopLogprobs:
+    """Those that are not -inf, which are behind all others."""
+    listed = tuple(zip(ids, logprobs, strict=True))
+    return listed if logprobs[-1] > -np.inf else tuple([pair for pair in listed if pair[1] > -np.inf])
 
 
 def num_allowed(allowed: Sequence[int], vocab_size: int) -> int:
