@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
+import side_by_side
 import speed
 from figures import SECTIONS
 from figures.arriving import Judged, arrivals_s
@@ -22,6 +23,14 @@ async def _nothing(bench: Bench) -> None:
 SHARING = Section("a", "A", 1, _nothing, ("llama-1b", "llama-8b"), shares_system=True)
 OTHER = Section("b", "B", 1, _nothing)
 LATER = Section("c", "C", 1, _nothing, ("llama-8b",), shares_system=True)
+
+
+def test_parts_that_run_side_by_side_are_every_test_once() -> None:
+    files = dict.fromkeys(file for file, _ in side_by_side.PARTS)
+    assert sorted(files) == sorted(one.name for one in side_by_side.FOLDER.glob("test_*.py"))
+    for file in files:
+        *some, last = (chosen for name, chosen in side_by_side.PARTS if name == file)
+        assert last == (f"not ({' or '.join(some)})" if some else "")
 
 
 def test_sections_of_a_model_share_a_process_and_others_have_their_own() -> None:
