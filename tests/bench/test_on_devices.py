@@ -87,13 +87,15 @@ async def test_every_mechanism_runs_and_stands_beside_the_bare_loop() -> None:
     load = mechanisms.Load(num_texts=2, num_more=3, num_rounds=1)
     clock = FakeClock()
     async with opened(ON_H200, open_bench_system) as system:
-        sides = mechanisms.engine_side(system, load) | mechanisms.program_side(system.runs, load)
         before = await system.control.stats()
-        found = await mechanisms.tpots_s(sides, clock, load)
+        found = await mechanisms.tpots_s(mechanisms.engine_side(system, load), clock, load)
+        between = await system.control.stats()
+        told = await mechanisms.told_s(mechanisms.program_side(system.runs, load), load)
         after = await system.control.stats()
-    assert after.num_decode_tokens > before.num_decode_tokens
-    rows = mechanisms.rows_of({**{name: [0.003] for name in found}, "bare": [0.002]}, load)
-    assert {row.case for row in rows} == {f"mechanism={name}/n=2" for name in sides}
+    assert after.num_decode_tokens > between.num_decode_tokens > before.num_decode_tokens
+    assert all(seconds > 0 for values in told.values() for seconds in values)
+    rows = mechanisms.rows_of({**{name: [0.003] for name in found | told}, "bare": [0.002]}, load)
+    assert {row.case for row in rows} == {f"mechanism={name}/n=2" for name in found | told}
     assert {row.ratio for row in rows if row.metric == "tpot_ms" and "=bare/" not in row.case} == {1.5}
     assert {round(row.value, 6) for row in rows if row.metric == "added_ms"} == {1.0}
 

@@ -4,7 +4,8 @@ and one in its sandbox that takes every token from a distribution. Run by `comma
 It is the Pie paper's Table 4, taken apart. Cases `mechanism=NAME/n=32` are the time from token to token of 32 texts at
 once, greedy, in steady decode; the ratio is over the bare loop, in rounds that take turns, and `added_ms` what is on
 top. `program` reads the 256 most probable tokens, packed, and chooses one; `program_segment` is the same sandbox around
-one segment. With `--workers N` these two run in N processes, and control and engine in one of their own.
+a segment; both time themselves. With `--workers N` these two run in N processes, and control and engine in one of
+their own.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,31 +33,47 @@ NUM_TEXTS = 32
 NUM_TOKENS_IN = 128
 NUM_FEW, NUM_MORE = 8, 96
 PAPER = {"segment": "+2.39 % (8B), +5.64 % (3B), +11.41 % (1B)"}
+_PREAMBLE = """
+import time
+from loopwright import Context
+
+PROMPT = "Once upon a time there was a clock that " * 12
+
+"""
 PROGRAMS = {
-    "program_segment": """
-from loopwright import Context
-
-async def main(tokens: int) -> int:
+    "program_segment": _PREAMBLE
+    + """
+async def main(few: int, more: int) -> float:
     ctx = Context()
-    ctx.append("Once upon a time there was a clock that " * 12)
-    turn = await ctx.generate(max_tokens=tokens, ignore_eos=True)
-    return len(turn.tokens)
+    ctx.append(PROMPT)
+    await ctx.generate(max_tokens=few, ignore_eos=True)
+    began = time.perf_counter()
+    turn = await ctx.generate(max_tokens=more, ignore_eos=True)
+    return (time.perf_counter() - began) / len(turn.tokens)
 """,
-    "program": """
-from loopwright import Context
-
-async def main(tokens: int) -> int:
-    ctx = Context()
-    ctx.append("Once upon a time there was a clock that " * 12)
-    for _ in range(tokens):
+    "program": _PREAMBLE
+    + """
+async def choose(ctx: Context, num: int) -> None:
+    for _ in range(num):
         dist = await ctx.next_dist(256)
         ctx.accept(dist.ids[0])
-    return tokens
+
+async def main(few: int, more: int) -> float:
+    ctx = Context()
+    ctx.append(PROMPT)
+    await choose(ctx, few)
+    began = time.perf_counter()
+    await choose(ctx, more)
+    return (time.perf_counter() - began) / more
 """,
 }
+"""Each tells the seconds from token to token, behind its first few: what launches take is `bench launch`'s."""
 
 Generate: TypeAlias = Callable[[int], Awaitable[None]]
 """Makes so many tokens of each text."""
+
+Timed: TypeAlias = Callable[[], Awaitable[float]]
+"""Runs all texts, and tells the median of what each of them took from token to token, in seconds."""
 
 _SUITE = "mechanisms"
 
@@ -75,11 +92,11 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
     values: dict[str, list[float]] = {}
     if options.num_workers:  # first: what they take of a device ends with their process
         async with opened_workers(options) as workers:
-            values |= await tpots_s(program_side(workers.runs, load), SystemClock(), load)
+            values |= await told_s(program_side(workers.runs, load), load)
     async with opened(options, open_system) as system:
         values = await tpots_s(engine_side(system, load), SystemClock(), load) | values
         if not options.num_workers:
-            values |= await tpots_s(program_side(system.runs, load), SystemClock(), load)
+            values |= await told_s(program_side(system.runs, load), load)
     return Measured(rows=tuple(rows_of(values, load)), workload={})
 
 
@@ -111,19 +128,35 @@ def engine_side(system: System, load: Load) -> dict[str, Generate]:
     }
 
 
-def program_side(runs: Runs, load: Load) -> dict[str, Generate]:
+def program_side(runs: Runs, load: Load) -> dict[str, Timed]:
     """The ways in a sandbox, by name."""
 
-    async def run(name: str, num_tokens: int) -> None:
-        spec = RunSpec(source=PROGRAMS[name], filename=f"{name}.py", arguments={"tokens": num_tokens})
+    async def run(name: str) -> float:
+        arguments = {"few": NUM_FEW, "more": load.num_more}
+        spec = RunSpec(source=PROGRAMS[name], filename=f"{name}.py", arguments=arguments)
+        found: list[float] = []
 
         async def one() -> None:
-            if (done := await result_of(runs, await runs.start(spec))) != num_tokens:
-                raise InternalError(f"{name} made {done} of {num_tokens} tokens")
+            told = await result_of(runs, await runs.start(spec))
+            if not isinstance(told, float):
+                raise InternalError(f"{name} told {told!r}, not seconds")
+            found.append(told)
 
         await all_of(one() for _ in range(load.num_texts))
+        return median(found)
 
     return {name: partial(run, name) for name in PROGRAMS}
+
+
+async def told_s(sides: dict[str, Timed], load: Load) -> dict[str, list[float]]:
+    """Seconds from token to token by each way, in rounds that take turns, as the programs tell them."""
+    for run in sides.values():
+        await run()  # warm-up
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(load.num_rounds):
+        for name, run in sides.items():
+            values[name].append(await run())
+    return values
 
 
 async def tpots_s(sides: dict[str, Generate], clock: Clock, load: Load) -> dict[str, list[float]]:

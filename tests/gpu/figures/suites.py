@@ -38,7 +38,7 @@ MECHANISMS = Section(
     "Who decides about a token",
     75,
     suite(
-        "mechanisms", "--workers", "8", "--rounds", "2",
+        "mechanisms", "--workers", "8", "--rounds", "3",
         goals="segment 1.01 of the bare loop at most, watched 1.02; sampler 0.1 ms more, program 1.5 ms more at most",
     ),
     ("llama-1b", "llama-8b", "llama-3b"),
