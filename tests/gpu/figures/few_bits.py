@@ -79,4 +79,4 @@ def step_times_s(executor: DeviceExecutor, num_rows: int) -> Iterator[float]:
             yield time.perf_counter() - began_s
 
 
-QUALITY = Section("quality", "Real weights in fewer bits: how good, beside how fast", 60, quality)
+QUALITY = Section("quality", "Real weights in fewer bits: how good, beside how fast", 80, quality)
