@@ -96,7 +96,8 @@ def use(machine: Machine) -> None:
         machine("loopwright", "deploy", "hello.py")
         for model in (MODEL, "program:hello"):
             messages = [{"role": "user", "content": "What is the capital of France?"}]
-            reply = ask(f"{url}/v1/chat/completions", {"model": model, "messages": messages})
+            body = {"model": model, "messages": messages, "max_completion_tokens": 40}
+            reply = ask(f"{url}/v1/chat/completions", body)
             say(model, "says", json.dumps(reply["choices"][0]["message"]["content"]))
             assert reply["choices"][0]["message"]["content"], reply
     finally:
