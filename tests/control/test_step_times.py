@@ -23,6 +23,12 @@ def test_drafts_cost_what_a_wider_step_takes_longer() -> None:
     assert times.draft_cost(8, 9) == pytest.approx((0.048 + 40 * 0.001) / 0.016 - 1)  # beyond all that ran
 
 
+def test_prompts_alone_do_not_say_what_a_narrow_step_takes() -> None:
+    times = measured((128, 0.05), (512, 0.3))
+    times.note(40, 0.02, 32)
+    assert times.draft_cost(8, 4) == pytest.approx(1.2)  # with the one narrow step that there was
+
+
 def test_where_width_is_free_drafts_are() -> None:
     assert measured((1, 0.01), (2, 0.01), (64, 0.01)).draft_cost(4, 8) == 0.0
 

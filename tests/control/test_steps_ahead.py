@@ -45,6 +45,18 @@ async def num_wasted(rig: Rig) -> int:
     return (await rig.controller.stats()).num_wasted_rows
 
 
+def test_a_run_that_closes_beside_its_interrupted_prompt_harms_nobody() -> None:
+    rig = Rig(is_ahead=True)
+    run, other = rig.open("a"), rig.open("b")
+    call, theirs = run.submit(segment(5, max_tokens=9)), other.submit(segment(6, max_tokens=4))
+    rig.begin()
+    assert len(rig.running[-1].decodes), "its first row of one token is formed, and its prompt still runs"
+    rig.controller.interrupt(run.session, call)
+    rig.controller.close(run.session)
+    rig.drain()
+    assert list(other.segment(theirs).tokens) == expected(6, 4)
+
+
 def test_a_step_that_goes_on_as_before_names_rows_instead_of_tokens_and_has_the_very_same_columns() -> None:
     rig = Rig(is_ahead=True)
     calls = [(run := rig.open(name), run.submit(segment(5 + place, max_tokens=9))) for place, name in enumerate("abc")]

@@ -26,12 +26,13 @@ class Rig:
     def __init__(self, max_parked: int) -> None:
         self.is_idle = True
         self.num_failures = 0  # still to come
+        self.failure: Exception = WasmtimeError("no room")
         self.pool = InstancePool(cast("Any", self.make), cast("Any", self.warm), max_parked, lambda: self.is_idle)
 
     def make(self) -> Instance:
         if self.num_failures:
             self.num_failures -= 1
-            raise WasmtimeError("no room")
+            raise self.failure
         return Instance()
 
     def warm(self, instance: Instance) -> Instance:
@@ -128,9 +129,13 @@ def test_who_asks_for_a_plain_one_gets_a_warm_one_only_where_no_other_waits(rig:
     assert [one.is_warm for one in rig.taken(2)] == [True, True]
 
 
-def test_after_a_failure_nothing_is_made_until_somebody_comes(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("failure", [WasmtimeError("no room"), MemoryError("no room")])
+def test_after_a_failure_nothing_is_made_until_somebody_comes(
+    rig: Rig, caplog: pytest.LogCaptureFixture, failure: Exception
+) -> None:
     rig.settled()
     (live,) = rig.taken(1)
+    rig.failure = failure
     rig.num_failures = 1
     rig.is_idle = True
     rig.pool._work.put(lambda: None)

@@ -74,6 +74,13 @@ async def test_a_field_that_nobody_knows_has_the_nearest_one_for_a_hint(path: st
     assert said in answer.json()["error"]["message"]
 
 
+async def test_a_field_that_is_missing_has_no_hint_at_itself() -> None:
+    answer = await answered("POST", "/v1/chat/completions", {"model": "tiny", "messages": [{"content": "Hi"}]})
+    message = answer.json()["error"]["message"]
+    assert "is required" in message
+    assert "did you mean" not in message
+
+
 @pytest.mark.parametrize(
     ("path", "more"),
     [

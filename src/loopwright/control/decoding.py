@@ -231,7 +231,7 @@ class DecodeGroup:
                 over[call] = error
         ending = [*_stopped(step, result), *step.members.matching, *self._ending.pop(self._num_taken, ())]
         for call in dict.fromkeys(ending):
-            if call not in over and self._had_row(call) and _has_ended(call):
+            if call not in over and self._had_row(call, columns.calls) and _has_ended(call):
                 over[call] = None
         return list(over.items())
 
@@ -245,10 +245,11 @@ class DecodeGroup:
             self._num_formed, columns.num_generated, sources,
         )  # fmt: skip
 
-    def _had_row(self, call: OpenCall) -> bool:
-        """Whether the call, of those that may be over, had a row in the step that is being taken."""
+    def _had_row(self, call: OpenCall, calls: Sequence[OpenCall]) -> bool:
+        """Whether the call, of those that may be over, had a row in the step that is being taken, which was of `calls`.
+        One that has left by now may have been in a later step alone."""
         row = self._rows.get(call)
-        return call.decoding is self and (row is None or row.start < self._num_taken)
+        return call.decoding is self and (call in calls if row is None else row.start < self._num_taken)
 
     def _sources(self, running: Sequence[OpenCall] | None) -> Sequence[int]:
         if running is None:

@@ -50,6 +50,8 @@ class StepTimes:
         plain, judging = _points(self._plain), _points(self._plain | self._judging)
         if len(plain) < 2 or judging[-1][1] < MIN_STEP_S:
             return None
+        if plain[0][0] > num_rows * (1 + num_drafts):
+            plain = judging  # prompts alone: a line through them says nothing of steps so narrow
         plain_s = StepCosts(plain).rows_s(num_rows)
         judging_s = StepCosts(judging).rows_s(num_rows * (1 + num_drafts))
         return max(judging_s / plain_s - 1.0, 0.0) if plain_s > 0 else None

@@ -174,9 +174,9 @@ class PageList:
         try:
             if names:
                 other.names = list(names)
+                self._shared.update(self.names[:num_full])  # before they are: it may be given up meanwhile
                 await other._queue.share_pages(self.names[:num_full], names)
                 bound = names
-                self._shared.update(self.names[:num_full])
                 other._shared.update(names)
             if tail:
                 other.names = [*names, first + num_full]

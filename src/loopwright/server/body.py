@@ -122,7 +122,8 @@ def _bad_field(problem: str, place: str = "", kind: object = None) -> BadRequest
     if named := _NAMED.match(problem):
         path = _joined(path, named["name"][:MAX_NAMED])
         problem = _PROBLEMS[named["problem"]]
-        hint = did_you_mean(named["name"], _fields_at(kind, inner))
+        if named["problem"] == "contains unknown":
+            hint = did_you_mean(named["name"], _fields_at(kind, inner))
     return BadRequest(f"{path}: {problem}" if path else problem, hint=hint, field=path)
 
 

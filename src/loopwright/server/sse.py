@@ -90,8 +90,8 @@ class SseResponse(Response):
                 async with _Pulse.of(send, stream.alive) as pulse:
                     try:
                         async for chunk in chunks:
-                            pulse.is_quiet = False
                             await _send_body(send, chunk)
+                            pulse.spoke()
                     except LoopwrightError as error:
                         await _send_body(send, stream.failed(error))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -101,7 +101,8 @@ class _Pulse:
     """Says that a stream lives while it is quiet."""
 
     def __init__(self) -> None:
-        self.is_quiet = True
+        self._clock_s = asyncio.get_running_loop().time
+        self._spoke_s = self._clock_s()
 
     @classmethod
     @asynccontextmanager
@@ -114,12 +115,17 @@ class _Pulse:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
+    def spoke(self) -> None:
+        """The stream has said something just now."""
+        self._spoke_s = self._clock_s()
+
     async def _beat(self, send: Send, alive: bytes) -> None:
         while True:
-            self.is_quiet = True
-            await asyncio.sleep(QUIET_S)
-            if self.is_quiet:
+            if (left_s := self._spoke_s + QUIET_S - self._clock_s()) > 0:
+                await asyncio.sleep(left_s)
+            else:
                 await _send_body(send, alive)
+                self.spoke()
 
 
 async def _send_body(send: Send, body: bytes) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from wasmtime import WasmtimeError
-
 from loopwright.runtime.sandboxes.fibers import ParkedInstance
 
 _log = logging.getLogger(__name__)
@@ -121,8 +119,8 @@ class InstancePool:
             return
         try:
             instance = self._make()
-        except WasmtimeError as error:
-            _log.warning("cannot park an instance: %s", error)  # the next run makes its own, and fails if it cannot
+        except Exception as error:  # noqa: BLE001 (this thread serves all runs; the next one makes its own, or fails)
+            _log.warning("cannot park an instance: %s", error)
             self._has_failed = True
             return
         if stock is self._warmed:

@@ -87,7 +87,11 @@ class WasmSandbox:
         texts = (form, source, filename, arguments, code)
         parked = self._take(limits, form)
         self._num_live += 1
-        fiber = self._host.start(parked, guest, texts, None if code else keep)
+        try:
+            fiber = self._host.start(parked, guest, texts, None if code else keep)
+        except BaseException:
+            self._num_live -= 1
+            raise
         try:
             await _drive(fiber, budget or Budget(limits))
             return _result(fiber, limits)
