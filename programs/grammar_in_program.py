@@ -60,8 +60,10 @@ class Matcher:
 
     def __init__(self, source: str) -> None:
         self.rules: dict[str, Item] = {}
-        for line in source.strip().splitlines():
+        for line in re.sub(r"\n\s*\|", " |", source.strip()).splitlines():
             name, _, body = line.partition(":")
+            if not name.strip().isidentifier():
+                raise ValueError(f"grammar: {line!r} is no rule")
             self.rules[name.strip()] = either(re.findall(r'"(?:[^"\\]|\\.)*"|/\[.*?\]/|\w+|[|()?*+]', body))
         self.start: frozenset[Stack] = frozenset({(("rule", "start"), ())})
 

@@ -46,6 +46,21 @@ def test_the_program_and_the_engine_write_the_same_greedily(grammar: str, seed: 
     in_loop(scenario)
 
 
+def test_a_rule_may_go_on_in_the_next_line_and_what_is_no_rule_is_refused() -> None:
+    async def scenario() -> None:
+        async with byte_system(**OPTIONS) as system:
+            found = set()
+            for seed in range(8):
+                arguments = {"grammar": 'start: "zz"\n  | "Paris"', "seed": seed, "temperature": 9.0}
+                found.add((await outcome_of(system, "grammar_in_program", text="x", **arguments)).result)
+            assert found == {"zz", "Paris"}
+            failed = await system.run(program_source("grammar_in_program"), text="x", grammar='start: "a"\n"b"')
+            assert failed.final.code != "ok"
+            assert "is no rule" in failed.final.error.message
+
+    in_loop(scenario)
+
+
 def test_every_text_that_is_whole_parses_and_draws_differ() -> None:
     async def scenario() -> None:
         async with byte_system(**OPTIONS) as system:

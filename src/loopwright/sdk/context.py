@@ -187,7 +187,7 @@ class Context:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
         Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
-        first that appears), until (one more, which the context has behind the text, whatever ended it), stop_tokens
+        first that appears), until (one stop more, which the context has behind the text unless cancelled), stop_tokens
         (ids that end it, beside the model's own), repetition_penalty, presence_penalty, frequency_penalty, logit_bias
         {id: bias}, allowed (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs
         ("raw" or "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the model's
