@@ -80,7 +80,7 @@ def test_a_policy_decides_how_long_three_programs_of_three_tokens_take(policy: s
     assert run_in_virtual_time(main) == pytest.approx(seconds, abs=0.05)
 
 
-@pytest.mark.parametrize(("limit", "longest_s"), [("auto", 0.025), (0.0, 0.8), (0.1, 0.1)])
+@pytest.mark.parametrize(("limit", "longest_s"), [("auto", 0.02), (0.0, 0.8), (0.1, 0.1)])
 def test_beside_a_stream_prompts_are_cut_so_that_its_next_token_comes_in_time(limit: float, longest_s: float) -> None:
     """An engine with steps of 6 ms and 24 µs for a token of a prompt: 64 prompts of 512 tokens come while one stream
     runs. Before it, they would have come together: an engine that decodes for nobody takes them at once."""
