@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopwright.engine.cuda.following import FollowingDeviceRunner
 from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.parts import DeviceParts
-from loopwright.engine.cuda.runner import DeviceRunner, FollowingDeviceRunner
+from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.loader import load_model
 from loopwright.engine.model_runner import FollowingRunner, ModelRunner
 from loopwright.engine.ranks.collectives import Collectives

@@ -16,12 +16,13 @@ from loopwright.core.batch import Batch, StepResult
 from loopwright.core.executor import EngineShape
 from loopwright.core.model_info import Exactness, WeightDtype
 from loopwright.engine.cuda.choice import DeviceChoice
+from loopwright.engine.cuda.following import FollowingDeviceRunner
 from loopwright.engine.cuda.launched import Launched
 from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.pipeline import Pipeline
-from loopwright.engine.cuda.runner import DeviceRunner, FollowingDeviceRunner
+from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.steps import Report
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Share

@@ -5,7 +5,6 @@ for, and what came of it is read later. Tokens go from one step to the next on t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,36 +19,27 @@ from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed, Ways
-from loopwright.engine.cuda.launched import Assembled, Launched, Part, Pending, Reading
+from loopwright.engine.cuda.launched import Assembled, Launched, Part, Reading
+from loopwright.engine.cuda.launching import (
+    AskedRows,
+    Before,
+    Other,
+    Step,
+    is_certain,
+    is_plain_row,
+    needs_step,
+    question_of,
+)
 from loopwright.engine.cuda.parts import DeviceParts
-from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, is_adjusting, is_special
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.loaded_model import LoadedModel
 from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
-from loopwright.engine.sampler import Question
 from loopwright.engine.transfer import to_device
 
 _GREEDY = Sampling()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Before:
-    """What the batch before left: [2, rows] ids and failures, None if it failed; and states of samplers by place."""
-
-    sampled: Tensor | None = None
-    states: Mapping[int, SamplerState] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Other:
-    """What was launched of the rows that are in no decode step, by places among all rows."""
-
-    known: dict[int, RowResult]
-    parts: list[Part] = field(default_factory=list)
-    sampled: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)  # [2, rows] each
-    states: dict[int, SamplerState] = field(default_factory=dict)
 
 
 class DeviceRunner(ModelRunner):
@@ -71,13 +61,13 @@ class DeviceRunner(ModelRunner):
         self._draw = parts.operations.draw
         self._num_launched = 0  # batches
         self._launched: Launched | None = None  # the batch before, unless it failed
-        self._before = _Before()  # the same, while a batch is launched
+        self._before = Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
         can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
         samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
-        self._step: _Step | None = None  # waits for the pass of the other rows
+        self._step: Step | None = None  # waits for the pass of the other rows
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -94,7 +84,7 @@ class DeviceRunner(ModelRunner):
         """As `run`, but what the device still does is waited for by `Launched.result`."""
         before, self._launched = self._launched, None
         self._num_launched += 1
-        self._before = _Before() if before is None else _Before(before.sampled, before.states)
+        self._before = Before() if before is None else Before(before.sampled, before.states)
         check_step(batch, self.shape)
         if self._share is not None:
             self._share(batch)
@@ -109,7 +99,7 @@ class DeviceRunner(ModelRunner):
         single = single[: self._steps.max_rows - num_decodes]
         stepping = [*range(num_decodes), *single]
         others = sorted(set(range(num_decodes, num_decodes + len(rows))).difference(single))
-        other, reading = _Other({}), None
+        other, reading = Other({}), None
         step = self._made_step(decodes, [rows[place - num_decodes] for place in single], stepping) if stepping else None
         if others:
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
@@ -119,7 +109,7 @@ class DeviceRunner(ModelRunner):
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
-        if self._ranks.num_ranks > 1 and not _is_certain(batch, step):
+        if self._ranks.num_ranks > 1 and not is_certain(batch, step):
             launched.sampled = self._agreed(launched.sampled, stepping)
         launched.states = other.states
         if stepping and not single:
@@ -127,7 +117,7 @@ class DeviceRunner(ModelRunner):
         self._launched = launched
         return launched
 
-    def _sampled(self, num_rows: int, stepping: Sequence[int], other: _Other) -> Tensor:
+    def _sampled(self, num_rows: int, stepping: Sequence[int], other: Other) -> Tensor:
         """What the next batch's rows may have as their source: [2, rows], ids and failures, on the device."""
         stepped = self._steps.buffers.outputs[::2, : len(stepping)]
         if len(stepping) == num_rows:
@@ -160,12 +150,12 @@ class DeviceRunner(ModelRunner):
             return False  # the model runner says what is wrong with it
         return True
 
-    def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> "_Step":
+    def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> Step:
         samplings, special = self._step_samplings(decodes, singles)
         asking = self._asking(decodes, singles, special)
-        return _Step(decodes, singles, places, samplings, asking, self._fed(list(asking.values())))
+        return Step(decodes, singles, places, samplings, asking, self._fed(list(asking.values())))
 
-    def _launch_step(self, step: "_Step", other: _Other) -> None:
+    def _launch_step(self, step: Step, other: Other) -> None:
         """Adds what is launched for rows that ask for more than a token. All else is in the outputs of the buffers."""
         try:
             logits = step.logits
@@ -180,7 +170,7 @@ class DeviceRunner(ModelRunner):
             raise
         self._steps.tables.sampled(None)
 
-    def _choose(self, step: "_Step", logits: Tensor, other: _Other) -> None:
+    def _choose(self, step: Step, logits: Tensor, other: Other) -> None:
         """The tokens of a step's rows, if not those that are likeliest already."""
         if not step.samplings.is_greedy:
             rows = step.decodes, step.singles, step.places
@@ -197,7 +187,7 @@ class DeviceRunner(ModelRunner):
         if not singles:
             samplings = self._columns.of(decodes.samplings)
             return samplings, samplings.special
-        is_plain = [_is_plain(row) for row in singles]
+        is_plain = [is_plain_row(row) for row in singles]
         own = [row.sampling or _GREEDY if plain else _GREEDY for row, plain in zip(singles, is_plain, strict=True)]
         samplings = self._columns.of([*decodes.samplings, *own])
         special = [place for place, plain in enumerate(is_plain, start=len(decodes)) if not plain]
@@ -213,7 +203,7 @@ class DeviceRunner(ModelRunner):
         num = len(decodes)
         return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
 
-    def _answer_step(self, step: "_Step", asked: Sequence[int], logits: Tensor, other: _Other) -> None:
+    def _answer_step(self, step: Step, asked: Sequence[int], logits: Tensor, other: Other) -> None:
         """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
         places, num_decodes = step.places, len(step.decodes)
         asking = {place: step.asking[place] for place in asked}
@@ -233,7 +223,7 @@ class DeviceRunner(ModelRunner):
             chosen = set(mine)
             fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
-        questions = [_question(asking[place]) for place in mine]
+        questions = [question_of(asking[place]) for place in mine]
         answers = Answers(wanted, questions, self._ways, fed)
         self._steps.note(mine, answers.sampled)
         own = [places[place] for place in mine]
@@ -243,7 +233,7 @@ class DeviceRunner(ModelRunner):
     # Other rows
 
     def _launch_others(
-        self, rows: Sequence[ForwardRow], places: Sequence[int], step: "_Step | None", other: _Other
+        self, rows: Sequence[ForwardRow], places: Sequence[int], step: Step | None, other: Other
     ) -> None:
         """Adds what is launched for them. They take the step along in their pass, if there is one for them."""
         errors = errors_of(rows, lambda row: check_row(row, self.shape))
@@ -275,10 +265,10 @@ class DeviceRunner(ModelRunner):
         )
         return Hidden(hidden, kept)
 
-    def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: _Other) -> None:
+    def _run_others(self, rows: Sequence[ForwardRow], places: Sequence[int], other: Other) -> None:
         fed = self._fed(rows)
         hidden, ends = self._forward_rows(rows)
-        plain = [number for number, row in enumerate(rows) if _is_plain(row) and not _is_more(row)]
+        plain = [number for number, row in enumerate(rows) if is_plain_row(row) and not needs_step(row)]
         for start in range(0, len(plain), self._steps.max_rows):
             part = plain[start : start + self._steps.max_rows]
             last = hidden.of([ends[one] - 1 for one in part])
@@ -317,7 +307,7 @@ class DeviceRunner(ModelRunner):
         parts = [(self._ask(asked, self._head_vectors, None).pending, good)] if good else []
         return errors, parts
 
-    def _ask(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor], fed: Fed | None) -> "_AskedRows":
+    def _ask(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor], fed: Fed | None) -> AskedRows:
         """Rows with any number of questions; `fed` is of the rows."""
         row_of = [number for number, one in enumerate(asked) for _ in one.questions]
         answers: list[Answers] = []
@@ -340,7 +330,7 @@ class DeviceRunner(ModelRunner):
                 sampled[:, number : number + 1] = self._after_drafts(told[:, starts[number] :], one.drafts)
             else:
                 sampled[1, number] |= has_failed[number] > 0
-        return _AskedRows(Assembled(asked, answers), sampled, states)
+        return AskedRows(Assembled(asked, answers), sampled, states)
 
     def _after_drafts(self, told: Tensor, drafts: Sequence[int]) -> Tensor:
         """The token after the drafts that are accepted: [2, 1] of the answers from the row's first on."""
@@ -382,83 +372,3 @@ class DeviceRunner(ModelRunner):
 
     def _numbers(self, numbers: Iterable[int] | NDArray[np.integer]) -> Tensor:
         return to_device(np.asarray(numbers, np.int64), self._device)
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A decode step of a batch: its rows, by their places among all rows, and those of them that ask for more than a
-    token, by their places in the step, with what the step before gave these."""
-
-    decodes: DecodeRows
-    singles: Sequence[ForwardRow]
-    places: Sequence[int]
-    samplings: RowSamplings
-    asking: dict[int, ForwardRow]
-    fed: Fed | None
-    logits: Tensor | None = None  # [rows, vocab_size], once the model has run
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _AskedRows:
-    """What was launched for rows with questions; `sampled` [2, rows] as in `_Other`, states by row."""
-
-    pending: Pending
-    sampled: Tensor
-    states: Mapping[int, SamplerState]
-
-
-class FollowingDeviceRunner(DeviceRunner):
-    """Does what another rank shares, and leaves choosing to that one: goes on with the tokens that it is told, and no
-    result says anything. What is likeliest, and asks for nothing else, is nobody's choice, and not told."""
-
-    def _choose(self, step: _Step, logits: Tensor, other: _Other) -> None:
-        if not step.samplings.is_greedy:
-            self._steps.advance(len(logits))
-
-    def _drawn(self, vectors: Tensor, rows: Sequence[ForwardRow]) -> Tensor:
-        self._model.logits(vectors)  # this rank's part of them is all that is wanted
-        return torch.zeros(3, len(rows), dtype=torch.int32, device=self._device)
-
-    def _ask(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor], fed: Fed | None) -> _AskedRows:
-        for _ in self._logits_of(asked, vectors):
-            pass  # likewise
-        return _AskedRows(_Silent(len(asked)), torch.zeros(2, len(asked), dtype=torch.int32, device=self._device), {})
-
-
-@dataclass(frozen=True, slots=True)
-class _Silent:
-    """Rows that are another's to answer. Implements Pending."""
-
-    num_rows: int
-
-    def results(self) -> list[RowResult]:
-        return [RowResult()] * self.num_rows
-
-
-def _is_certain(batch: Batch, step: _Step | None) -> bool:
-    """Whether the same logits give the same ids whatever sums are rounded to: all are the likeliest. That follows from
-    what all ranks know of the batch."""
-    is_whole = step is not None and len(step.decodes) == batch.num_rows
-    return step is not None and is_whole and step.samplings.is_greedy and not step.asking
-
-
-def _question(row: ForwardRow) -> Question:
-    """All that a row of one token asks."""
-    return Question(row.distributions, row.sampling, row.sample_position, row.generated, row.allowed_bits, row.sampler)
-
-
-def _is_plain(row: ForwardRow) -> bool:
-    """Whether all that the row asks for is a token that the device can draw."""
-    return (
-        row.sampling is not None
-        and not row.distributions
-        and row.sampler is None
-        and row.allowed_bits is None
-        and row.late_bits is None
-        and not is_special(row.sampling)
-    )
-
-
-def _is_more(row: ForwardRow) -> bool:
-    """Whether a plain row needs what only decode steps have ready, or more than one token."""
-    return row.num_drafts > 0 or (row.sampling is not None and is_adjusting(row.sampling))

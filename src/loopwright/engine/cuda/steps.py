@@ -5,7 +5,6 @@ Never decides who is in a step and never waits for the device. Used by the runne
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from loopwright.core.batch import DecodeRows, ForwardRow
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.buffers import DecodeBuffers
+from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws, drawn
 from loopwright.engine.cuda.operations import Operations
@@ -65,8 +65,8 @@ class DecodeSteps:
         self._draws = CapturedDraws(self.buffers, max_rows, operations)
         self.adjustments = RowAdjustments(max_rows, decoder.vocab_size, self._device)
         self._goes_on = False  # the rows of the step that was entered last are those of the one before
-        self._graphs: dict[int, _Captured] = {}  # by the size of the batch; up to the logits
-        self._greedy: dict[int, _Captured] = {}  # with the choice of the likeliest token
+        self._graphs: dict[int, Captured[Tensor]] = {}  # by the size of the batch; up to the logits
+        self._greedy: dict[int, Captured[Tensor]] = {}  # with the choice of the likeliest token
 
     @property
     def max_rows(self) -> int:
@@ -82,7 +82,7 @@ class DecodeSteps:
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
             self._draws.capture(
-                size, self._graphs[size].result, self.adjustments.tables, lambda run: _capture(run, pool)
+                size, self._graphs[size].found, self.adjustments.tables, lambda run: _capture(run, pool)
             )
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
@@ -129,7 +129,7 @@ class DecodeSteps:
         if is_greedy:
             self._operations.end_greedy(self.buffers, num_rows, logits)
         elif (captured := self._graphs.get(size)) is not None:  # the graph of draws reads them there
-            logits = captured.result[:num_rows].copy_(logits)
+            logits = captured.found[:num_rows].copy_(logits)
         self.tables.ran()
         return logits, hidden
 
@@ -232,17 +232,7 @@ def choose_among_ranks(ranks: Ranks, own: Tensor, logits: Tensor, outputs: Tenso
     outputs[2] = failed.amax(1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Captured:
-    graph: "torch.cuda.CUDAGraph"
-    result: Tensor
-
-    def replay(self) -> Tensor:
-        self.graph.replay()
-        return self.result
-
-
-def _capture(run: Callable[[], Tensor], pool: Any) -> _Captured:  # noqa: ANN401 (torch has no public name for it)
+def _capture(run: Callable[[], Tensor], pool: Any) -> Captured[Tensor]:  # noqa: ANN401 (torch has no public name for it)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -251,4 +241,4 @@ def _capture(run: Callable[[], Tensor], pool: Any) -> _Captured:  # noqa: ANN401
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         result = run()
-    return _Captured(graph, result)
+    return Captured(graph, result)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loopwright.core.samplers import SamplerRun, TracedSampler
+from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.traced import TracedRows, carried, run_graph, sparse_vectors
 
 MAX_GRAPHS = 16
@@ -150,7 +151,7 @@ class CudaCaptures:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Found]) -> "_Captured":
+    def __call__(self, run: Callable[[], Found]) -> Captured[Found]:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
@@ -162,16 +163,4 @@ class CudaCaptures:
             finally:
                 graph.capture_end()
         current.wait_stream(self._stream)
-        return _Captured(graph, found)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Captured:
-    """Implements Replay."""
-
-    graph: "torch.cuda.CUDAGraph"
-    found: Found
-
-    def replay(self) -> Found:
-        self.graph.replay()
-        return self.found
+        return Captured(graph, found)
