@@ -42,6 +42,34 @@ async def test_a_quiet_stream_says_that_it_lives_until_it_goes_on(
     assert said.endswith("\n\n")
 
 
+async def test_the_quiet_is_counted_from_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[float, bytes]] = []
+    now_s, slept_s = 0.0, []
+
+    async def send(message: Any) -> None:
+        sent.append((now_s, message["body"]))
+        if len(sent) == 2:
+            raise ConnectionError
+
+    async def sleep(delay_s: float) -> None:
+        nonlocal now_s
+        slept_s.append(delay_s)
+        if len(slept_s) == 1:  # in the midst of the first wait it says something
+            now_s += 10.0
+            pulse.spoke()
+            now_s -= 10.0
+        now_s += delay_s
+
+    pulse = sse._Pulse()
+    monkeypatch.setattr(pulse, "_clock_s", lambda: now_s)
+    pulse.spoke()
+    monkeypatch.setattr(sse.asyncio, "sleep", sleep)
+    with pytest.raises(ConnectionError):
+        await pulse._beat(send, b"alive")
+    assert slept_s == [15.0, 10.0, 15.0]
+    assert sent == [(25.0, b"alive"), (40.0, b"alive")]
+
+
 async def test_a_stream_that_speaks_is_not_interrupted() -> None:
     fake = FakeRuns(lambda run: (run.text("Hello"), run.finish({"choices": []}))[1])
     async with live_server(fake) as live:
