@@ -86,12 +86,8 @@ class WasmSandbox:
         code, keep = self._codes.find(form, source, filename)
         texts = (form, source, filename, arguments, code)
         parked = self._take(limits, form)
+        fiber = self._host.start(parked, guest, texts, None if code else keep)
         self._num_live += 1
-        try:
-            fiber = self._host.start(parked, guest, texts, None if code else keep)
-        except BaseException:
-            self._num_live -= 1
-            raise
         try:
             await _drive(fiber, budget or Budget(limits))
             return _result(fiber, limits)
