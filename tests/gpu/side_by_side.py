@@ -21,6 +21,7 @@ PARTS = (
     ("test_device_keeps_going.py", ""),
     ("test_own_bits.py", "int4 or Gemma"),
     ("test_own_bits.py", "not (int4 or Gemma)"),
+    ("test_device_control.py", ""),
     ("test_real_weights.py", ""),
 )
 """File, and what `pytest -k` chooses of it. The slowest first."""
