@@ -193,13 +193,12 @@ def test_one_command_writes_a_report_without_a_gpu(tmp_path: Path) -> None:
     assert "| Prompts of 8B, tokens/s | 64 of 128" in said
 
 
-def test_sections_are_chosen_by_name_in_the_order_that_was_asked_for() -> None:
-    assert [one.name for one in speed.chosen_sections("prefill,tpot", "")] == ["prefill", "tpot"]
-    assert [one.name for one in speed.chosen_sections("", "tpot")] == [
-        one.name for one in SECTIONS if one.name != "tpot"
-    ]
-    with pytest.raises(ValueError, match="no section speed; known are tpot"):
-        speed.chosen_sections("tpot,speed", "")
+def test_sections_are_chosen_by_name_and_by_model() -> None:
+    assert speed.chosen_names("prefill,tpot:llama-1b", "") == ["prefill", "tpot:llama-1b"]
+    assert speed.chosen_names("", "tpot") == [name for name in NAMES if name != "tpot"]
+    with pytest.raises(ValueError, match="no section speed, tpot:tiny; known are tpot"):
+        speed.chosen_names("tpot,speed,tpot:tiny", "")
+    assert [str(job) for job in speed.jobs_of(["tpot:llama-3b", "noise"])] == ["noise of llama-1b", "tpot of llama-3b"]
 
 
 def test_a_request_is_good_if_its_first_token_and_nearly_all_gaps_are_in_time() -> None:

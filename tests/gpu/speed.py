@@ -36,11 +36,13 @@ TWO_GPU_TESTS_S = 25.0
 
 
 def jobs_of(names: Sequence[str], shapes: Sequence[str] = ()) -> Iterator[Job]:
-    """What there is to do of these sections, the most important first. `shapes` in place of the plan's own."""
+    """What there is to do of these sections, the most important first; `tpot:llama-1b` is a section of one model.
+    `shapes` in place of the plan's own."""
     known, seen = {one.name: one for one in SECTIONS}, set[tuple[str, str]]()
     for shape, sections in PLAN:
         for model in shapes if shapes and shape else [shape]:
-            chosen = [one.name for one in sections if one.name in names and (model, one.name) not in seen]
+            chosen = [one.name for one in sections if (model, one.name) not in seen
+                      and (one.name in names or f"{one.name}:{model}" in names)]  # fmt: skip
             seen |= {(model, name) for name in chosen}
             if chosen:
                 num_gpus = max(known[name].num_gpus for name in chosen)
@@ -120,21 +122,24 @@ async def run_here(arguments: argparse.Namespace, sections: Sequence[Section]) -
     return is_well
 
 
-def chosen_sections(only: str, skip: str) -> list[Section]:
-    """In the order of `only`, or all. Raises ValueError for a name that there is not."""
-    known = {one.name: one for one in SECTIONS}
-    names = only.split(",") if only else list(known)
+def chosen_names(only: str, skip: str) -> list[str]:
+    """What `jobs_of` takes. Raises ValueError for a name that there is not."""
+    known = [one.name for one in SECTIONS]
+    models = {f"{one.name}:{shape}" for shape, some in PLAN for one in some if shape}
+    names = only.split(",") if only else known
     left_out = skip.split(",") if skip else []
-    if unknown := [name for name in (*names, *left_out) if name not in known]:
-        raise ValueError(f"there is no section {', '.join(unknown)}; known are {', '.join(known)}")
-    return [known[name] for name in names if name not in left_out]
+    if unknown := [name for name in (*names, *left_out) if name not in {*known, *models}]:
+        raise ValueError(
+            f"there is no section {', '.join(unknown)}; known are {', '.join(known)}, and tpot:llama-1b, say"
+        )
+    return [name for name in names if name not in left_out]
 
 
-def parsed() -> tuple[argparse.Namespace, list[Section]]:
+def parsed() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, help="a file for the report; figures and a picture beside it")
     parser.add_argument("--tests", action="store_true", help="the tests of this folder first")
-    parser.add_argument("--only", default="", metavar="A,B", help="these sections")
+    parser.add_argument("--only", default="", metavar="A,B", help="these sections; tpot:llama-1b is of one model")
     parser.add_argument("--skip", default="", metavar="A,B", help="all but these sections")
     parser.add_argument("--shapes", nargs="+", default=[], help="these models in place of the plan's own")
     parser.add_argument("--seconds", type=float, default=570.0, help="for everything; default: 570")
@@ -147,21 +152,21 @@ def parsed() -> tuple[argparse.Namespace, list[Section]]:
     parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
-        return arguments, chosen_sections(arguments.only, arguments.skip)
+        return arguments, chosen_names(arguments.only, arguments.skip)
     except ValueError as error:
         parser.error(str(error))
 
 
 def main() -> int:
-    arguments, sections = parsed()
+    arguments, names = parsed()
     if arguments.list:
-        for one in sections:
+        for one in SECTIONS:
             shapes = ", ".join(shape for shape, some in PLAN if one in some)
-            say(f"{one.name:<12}{one.budget_s:4.0f} s  {shapes:<40}{one.title}")
+            say(f"{one.name:<12}{one.budget_s:4.0f} s  {shapes:<46}{one.title}")
         return 0
     if arguments.in_process:
         collect_seldom()  # as a server does
-        return 0 if asyncio.run(run_here(arguments, sections)) else 1
+        return 0 if asyncio.run(run_here(arguments, [one for one in SECTIONS if one.name in names])) else 1
     import torch  # noqa: PLC0415 (a process that only lists or starts others need not wait for it)
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -170,7 +175,7 @@ def main() -> int:
     made_on = hardware(arguments.device, arguments.commit)
     when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     say(f"# {made_on['device']}, {when}, {made_on['versions']}, {made_on['commit']}")
-    jobs = list(jobs_of([one.name for one in sections], arguments.shapes))
+    jobs = list(jobs_of(names, arguments.shapes))
     num_gpus = torch.cuda.device_count() if arguments.device == "cuda" else 1
     with tempfile.TemporaryDirectory() as folder:
         report = Report(arguments.report or Path(folder, "report.md"), made_on, when, jobs)
