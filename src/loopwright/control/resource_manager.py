@@ -199,6 +199,16 @@ class ResourceManager:
         nothing has changed, if there is more to it, or no block."""
         return grow(call, feed, self._holdings[call.run_id].pages)
 
+    def grow_all(self, calls: Sequence[OpenCall]) -> int:
+        """As `grow` of segments, up to the first that cannot: how many have grown."""
+        holdings = self._holdings
+        for place, call in enumerate(calls):
+            feed = call.work
+            assert isinstance(feed, Feed)
+            if not grow(call, feed, holdings[call.run_id].pages):
+                return place
+        return len(calls)
+
     def shrink(self, call: OpenCall) -> None:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
         feed = call.work
