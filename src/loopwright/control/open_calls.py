@@ -62,6 +62,7 @@ class OpenCalls:
         self.decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
             call.num_in_steps -= 1
+            self.watched.go_back(call)
         for call, row in step.outcomes(result):
             call.num_in_steps -= 1
             if not call.is_over:  # with its run, or because a call of this very step failed
@@ -150,6 +151,7 @@ class OpenCalls:
             self._sessions[call.run_id].idle_since_s = self._moment.now_s  # if it waits for its program now
         elif row.error is not None:
             self._resources.give_up_restoring(call)
+            self.watched.go_back(call)
             self.refuse(call, row.error)
         elif call.restoring is not None:
             is_restored = call.restoring.advance(row)
@@ -157,6 +159,7 @@ class OpenCalls:
                 self._end_interrupted(call, call.work)
             elif is_restored:
                 self._take_restored(call)
+            self.watched.go_back(call)
         elif isinstance(call.work, Feed):
             self._take_row(call, call.work, row)
         elif isinstance(call.work, HeadRow):

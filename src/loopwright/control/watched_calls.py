@@ -73,6 +73,11 @@ class WatchedCalls:
         if is_interrupted:
             self.end_interrupted(call, feed)
 
+    def go_back(self, call: OpenCall) -> None:
+        """What ran for the call was no row of the segment: if a veto waits for the end of that, it is due."""
+        if isinstance(call.work, WatchedFeed) and not (call.is_over or call.is_running) and call.work.go_back():
+            self._resources.shrink(call)
+
     def take_end(self, call: OpenCall, feed: WatchedFeed, error: ErrorInfo | None) -> None:
         """The last row of the call in the decode group has run: it is over, or its program holds it."""
         if error is not None:

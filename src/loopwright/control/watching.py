@@ -104,15 +104,14 @@ class WatchedFeed(SegmentFeed):
         self.acknowledge(Acknowledge(handle=call.handle, num_tokens=call.index))
         self._rollback = _Rollback(call.index, call.ban)
         if not is_running:
-            self._go_back()
+            self.go_back()
 
     def advance(self, result: RowResult) -> bool:
         """As every segment; but it is over only when it was interrupted, and then keeps what was acknowledged."""
         if self._is_stale or self._rollback is not None:
             self.sampled = ()
             self._drop_row_ahead()
-            if self._rollback is not None:
-                self._go_back()
+            self.go_back()
         elif result.error is not None:
             self._error, self.sampled = result.error, ()
             self._drop_row_ahead()
@@ -201,8 +200,10 @@ class WatchedFeed(SegmentFeed):
         self._is_stale, self._has_row_ahead = self._has_row_ahead, False
         self.give_up_ahead()
 
-    def _go_back(self) -> None:
-        assert self._rollback is not None
+    def go_back(self) -> bool:
+        """Does what a veto waits to have done, when nothing of the segment runs. Whether there was one."""
+        if self._rollback is None:
+            return False
         index, bans = self._rollback.index, self._rollback.bans
         self._rollback = None
         self._num_vetoes += 1
@@ -217,6 +218,7 @@ class WatchedFeed(SegmentFeed):
             self._continue((last,), (self._call.positions[-1] + index,))
         except LoopwrightError as error:
             self._error = error.info()
+        return True
 
     def _keep_first(self, num_tokens: int) -> None:
         """Leaves only the first tokens, and KV for all of them but the last."""

@@ -127,7 +127,7 @@ class Launched:
         return StepResult(decoded, tuple(rows), heads, self._shifts)
 
     def _decoded(self, columns: Columns, found: Mapping[int, RowResult]) -> DecodeResult:
-        num = self._num_decodes
+        num, rows = self._num_decodes, self._batch.decodes
         ids, logprobs = columns.ids[:num], columns.logprobs[:num]
         errors = {row: error for row, error in columns.errors.items() if row < num}
         for row, result in found.items():
@@ -139,7 +139,12 @@ class Launched:
                 ids[row], logprobs[row] = result.sampled[-1].token_id, result.sampled[-1].logprob
         if self.tell is not None:
             self.tell(ids)
-        return DecodeResult(ids, logprobs, errors)
+        return DecodeResult(
+            ids, logprobs, errors,
+            [() if place in errors else found[place].sampled[-1].top_logprobs for place in rows.listing],
+            [0.0 if place in errors else found[place].distributions[0].entropy or 0.0 for place in rows.unsure],
+            [found[place].sampler_state if place in found else None for place in range(num)] if rows.samplers else (),
+        )  # fmt: skip
 
 
 def _collected(known: Mapping[int, RowResult], parts: Sequence[Part]) -> dict[int, RowResult]:

@@ -185,11 +185,12 @@ class DeviceRunner(ModelRunner):
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
         if not singles:
-            samplings = self._columns.of(decodes.samplings)
+            samplings = self._columns.of_decodes(decodes)
             return samplings, samplings.special
         is_plain = [is_plain_row(row) for row in singles]
         own = [row.sampling or _GREEDY if plain else _GREEDY for row, plain in zip(singles, is_plain, strict=True)]
-        samplings = self._columns.of([*decodes.samplings, *own])
+        others = self._columns.of_decodes(decodes).special if decodes.samplers or decodes.unsure else ()
+        samplings = self._columns.of([*decodes.samplings, *own], others)
         special = [place for place, plain in enumerate(is_plain, start=len(decodes)) if not plain]
         return samplings, [*samplings.special, *special]
 
