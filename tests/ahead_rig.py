@@ -36,9 +36,7 @@ DECODING = {
     "top_logprobs": Sampling(top_logprobs=4, **HOT),
     "processed top_logprobs": Sampling(top_logprobs=4, logprobs="processed", top_p=0.9, **HOT),
     "penalties, entropy and top_logprobs": replace(_PENALIZED, top_logprobs=3),
-} | {
-    f"sampler {name}": replace(_PENALIZED, top_logprobs=2) if name == "mirostat" else Sampling() for name in SAMPLERS
-}
+} | {f"sampler {name}": replace(_PENALIZED, top_logprobs=2) if name == "mirostat" else Sampling() for name in SAMPLERS}
 _FIFTHS = bytes(0b10000100 if place % 5 else 0b00100001 for place in range(33))
 SINGLE: dict[str, dict[str, object]] = {
     "the 256 likeliest": {"distributions": [DistributionRequest()]},
@@ -49,6 +47,7 @@ SINGLE: dict[str, dict[str, object]] = {
         ]
     },
     "bits": {"allowed_bits": _FIFTHS, "sampling": Sampling(presence_penalty=1.0, **HOT)},
+    "a row of its own": {},
     "a sampler with bits": {"sampler": _SAMPLED["presence"], "allowed_bits": _FIFTHS},
 }
 NAMES = (*DECODING, *SINGLE)

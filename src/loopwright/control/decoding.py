@@ -181,7 +181,9 @@ class DecodeGroup:
         self._members = _Members()  # of the step that was formed last
         self._full: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may need a page, by the steps before
         self._ending: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may be over, by the steps until then
-        self._watched: defaultdict[int, list[OpenCall]] = defaultdict(list)  # whose program may hold it, by the steps before
+        self._watched: defaultdict[int, list[OpenCall]] = defaultdict(
+            list
+        )  # whose program may hold it, by the steps before
         self._resting: dict[OpenCall, int] = {}  # who is held, and the steps until its last row has run
 
     def __len__(self) -> int:

@@ -74,7 +74,9 @@ class OpenCalls:
             self._resources.mark_empty(call, private.page)  # its new block may be empty
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self.decoded.take(step.decoding, step.decoded, DecodeResult.of_rows(step.decoded.rows, [failed] * len(step.decoded)))
+        self.decoded.take(
+            step.decoding, step.decoded, DecodeResult.of_rows(step.decoded.rows, [failed] * len(step.decoded))
+        )
         for call in step.copying:  # what their pages held is lost
             call.num_in_steps -= 1
             self._fail(call, info)

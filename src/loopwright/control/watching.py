@@ -171,6 +171,7 @@ class WatchedFeed(SegmentFeed):
         self._rollback = None
         if self.tokens or self._num_vetoes:  # else not even the prompt may be through
             self._keep_first(self._num_acknowledged)
+            self._restore_stops()
 
     def progress(self) -> Progress | None:
         return self._progress(len(self.sampled)) if self.sampled else None
@@ -234,15 +235,18 @@ class WatchedFeed(SegmentFeed):
 
     def _restore(self) -> None:
         """Brings stop strings and grammar to where the tokens are."""
+        self._restore_stops()
+        if self._grammar is not None:
+            self._state, self._chain = self._grammar.start(), None
+            for token in self.tokens:
+                self._state.accept(token)
+
+    def _restore_stops(self) -> None:
         if self._matcher is not None:
             self._matcher = self._new_matcher()
             assert self._matcher is not None
             for token in self.tokens:
                 self._matcher.push(self._token_bytes[token])
-        if self._grammar is not None:
-            self._state, self._chain = self._grammar.start(), None
-            for token in self.tokens:
-                self._state.accept(token)
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         banned = self._banned.get(len(self.tokens), set())

@@ -123,7 +123,6 @@ class DecodeRows(msgspec.Struct, frozen=True):
                 rows[place] = msgspec.structs.replace(rows[place], source=source, generated=known)
         return rows
 
-
     @property
     def listing(self) -> list[int]:
         """Places of rows that want to know the most probable tokens, too."""

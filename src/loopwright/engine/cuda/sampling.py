@@ -83,16 +83,18 @@ class SamplingColumns:
     """The columns of rows that were asked about before: the same rows come step after step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._known: OrderedDict[tuple[object, ...], tuple[Sequence[Sampling], RowSamplings]] = OrderedDict()
-        self._last: tuple[Sequence[object], RowSamplings] | None = None  # a decode group has the same lists for its rows
+        self._last: tuple[Sequence[object], RowSamplings] | None = (
+            None  # a decode group has the same lists for its rows
+        )
 
     def of_decodes(self, rows: DecodeRows) -> RowSamplings:
-        """Those with samplers, or that are unsure, are special."""
-        lists = (rows.samplings, rows.samplers, rows.unsure)
+        """Those with samplers are special."""
+        lists = (rows.samplings, rows.samplers)
         if self._last is None or any(one is not other for one, other in zip(self._last[0], lists, strict=True)):
             sampled = [row for row, one in enumerate(rows.samplers) if one is not None]
-            self._last = (lists, self.of(rows.samplings, [*sampled, *rows.unsure]))
+            self._last = (lists, self.of(rows.samplings, sampled))
         return self._last[1]
 
     def of(self, samplings: Sequence[Sampling], others: Sequence[int] = ()) -> RowSamplings:
@@ -108,7 +110,7 @@ class SamplingColumns:
         if (found := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return found[1]
-        columns = RowSamplings.of(samplings, self._device, others, is_adjusted=is_adjusted)
+        columns = RowSamplings.of(samplings, self.device, others, is_adjusted=is_adjusted)
         self._known[key] = (list(samplings), columns)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -157,8 +159,9 @@ def draw_rows(
 
 
 def is_special(sampling: Sampling) -> bool:
-    """Whether it asks for more than a draw gives."""
-    return bool(sampling.top_logprobs) or (sampling.temperature > 0 and sampling.typical_p < 1)
+    """Whether a draw does not choose by it, or leaves nothing to find what else it asks for in."""
+    is_processed = bool(sampling.top_logprobs) and sampling.logprobs == "processed"
+    return is_processed or (sampling.temperature > 0 and sampling.typical_p < 1)
 
 
 def is_adjusting(sampling: Sampling) -> bool:
