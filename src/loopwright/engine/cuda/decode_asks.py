@@ -31,8 +31,8 @@ StateOf = Callable[[int], SamplerState | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeAsks:
-    """Of the rows with some columns. `rows` are those that do not draw as the others do, by their places, and `asks` what
-    these ask; `listing` and `unsure` rows want to know more of the model's distribution, however they choose."""
+    """Of the rows with some columns. `rows` are those that do not draw as the others do, by their places, and `asks`
+    what these ask; `listing` and `unsure` rows want to know more of the model's distribution, however they choose."""
 
     rows: Some
     asks: Asks
@@ -82,8 +82,8 @@ class DecodeAsks:
         self, decodes: DecodeRows, fed: Tensor | None, has_failed: Tensor, before: "DecodedStates | None",
         state_of: StateOf,
     ) -> Now:  # fmt: skip
-        """Of a step. `fed` are tokens that the host may not know, of `rows`; `has_failed` is of these, too. `before` and
-        `state_of` are what the step before left."""
+        """Of a step. `fed` are tokens that the host may not know, of `rows`; `has_failed` is of these, too. `before`
+        and `state_of` are what the step before left."""
         positions = np.array(decodes.positions, np.int64)[self.rows.places] + (decodes.num_steps + 1)
 
         def states(asks: TracedAsks, vocab_size: int) -> Mapping[str, Tensor]:

@@ -44,8 +44,8 @@ class Other:
 @dataclass(slots=True, eq=False)
 class Step:
     """A decode step of a batch: its rows, by their places among all rows; what its decode rows ask for beside a token
-    that is drawn, and those of the others that ask for more than a token, by their places in the step; and what the step
-    before gave either."""
+    that is drawn, and those of the others that ask for more than a token, by their places in the step; and what the
+    step before gave either."""
 
     decodes: DecodeRows
     singles: Sequence[ForwardRow]

@@ -216,7 +216,7 @@ class DeviceRunner(ModelRunner):
         return self._asked[1]
 
     def _decode_fed(self, decodes: DecodeRows, asks: DecodeAsks | None) -> Tensor | None:
-        """Of the rows that do not draw as others do: the tokens that the step before sampled, if anybody counts them."""
+        """Of rows that do not draw as others do: the tokens that the step before sampled, if anybody counts them."""
         if asks is None or not asks.penalized or not decodes.sources:
             return None
         fed = self._fed_by([decodes.sources[place] for place in asks.rows.places.tolist()])
