@@ -1,7 +1,7 @@
 """What the rows of a decode group ask for beside a token that is drawn, from step to step. Never runs a model.
 
-The columns that ask stay as long as the group's do, so what follows from them is worked out once, and what a row carries
-comes from the step before as it lies there. Used by the runner; what came of it is read by `launched`.
+The columns that ask stay as long as the group's do, so what follows from them is worked out once, and what a row
+carries comes from the step before as it lies there. Used by the runner; what came of it is read by `launched`.
 """
 
 import dataclasses
