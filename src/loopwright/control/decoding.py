@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from loopwright.control.ordering import OpenCall
+from loopwright.control.reading import Reading, readings
 from loopwright.control.segments import Carried, Kept, SegmentFeed
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODES, DecodeResult, DecodeRows
@@ -19,6 +20,7 @@ from loopwright.core.calls import Generate, Sampling
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, RunId
 from loopwright.core.samplers import SamplerRun, SamplerState
+from loopwright.core.told_tokens import TokenReader
 
 
 class _Row(NamedTuple):
@@ -36,6 +38,7 @@ class _Row(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     stop_tokens: frozenset[int]
+    reader: tuple[TokenReader, int] | None  # who has what it shows with what others do, and its name there
     start: int  # steps that the group had when it came
     end: int  # and when it is over by its length
     sampler: SamplerRun | None
@@ -56,6 +59,7 @@ class _Columns(NamedTuple):
     tokens: Sequence[list[int]] = ()
     logprobs: Sequence[list[float]] = ()
     stop_tokens: Sequence[frozenset[int]] = ()
+    readers: Sequence[tuple[TokenReader, int] | None] = ()
     starts: Sequence[int] = ()
     ends: Sequence[int] = ()
     samplers: Sequence[SamplerRun | None] = ()
@@ -68,9 +72,11 @@ class _Members:
     columns: _Columns = field(default_factory=_Columns)
     stop_tokens: frozenset[int] = frozenset()  # of any of them
     matching: Sequence[OpenCall] = ()  # those with stop strings
-    shown: Sequence[tuple[OpenCall, SegmentFeed]] = ()  # who wants to see each token
+    shown: Sequence[OpenCall] = ()  # who wants to see each token, and reads alone
+    readings: Sequence[Reading] = ()  # those who read for many
     unknown: Sequence[int] = ()  # in place of tokens that have sources
     sampled: Sequence[int] = ()  # the last token of each, as far as they are here
+    places: dict[OpenCall, int] = field(default_factory=dict)  # once somebody has asked
     tops: Sequence[list[Kept]] = ()  # of those who want to know the likeliest tokens too
     samplers: Sequence[SamplerRun | None] = ()  # if any has one
     sampling: Sequence[int] = ()  # the places of those who have one
@@ -80,17 +86,19 @@ class _Members:
     limits: Sequence[float] = ()  # of the same
 
     @classmethod
-    def of(cls, rows: Iterable[_Row]) -> "_Members":
+    def of(cls, rows: Iterable[_Row], before: "_Members") -> "_Members":
         columns = _Columns(*zip(*rows, strict=True))
         pairs = list(zip(columns.calls, columns.feeds, strict=True))
+        alone = zip(pairs, columns.readers, strict=True)
         members = cls(
             columns,
             frozenset().union(*set(columns.stop_tokens)),
             [call for call, feed in pairs if feed.has_stops],
-            [one for one in pairs if one[1].is_shown],
+            [call for (call, feed), reader in alone if feed.is_shown and reader is None],
+            readings(columns.calls, columns.readers, before.readings) if any(columns.readers) else (),
             [0] * len(pairs),
             [tokens[-1] if tokens else 0 for tokens in columns.tokens],
-            [tops for feed in columns.feeds if (tops := feed.listing) is not None],
+            tops=[tops for feed in columns.feeds if (tops := feed.listing) is not None],
         )
         members._add_samplers()
         limits = {place: limit for place, feed in enumerate(columns.feeds) if (limit := feed.stop_entropy) is not None}
@@ -119,6 +127,11 @@ class _Members:
             deque(map(list.append, self.tops, zip(repeat(result.tops), range(len(self.tops)))), maxlen=0)
         if self.carried:
             deque(map(deque.append, self.carried, zip(repeat(result.states), self.sampling)), maxlen=0)
+
+    def has(self, call: OpenCall) -> bool:
+        if not self.places:
+            self.places = dict(zip(self.columns.calls, range(len(self.columns.calls)), strict=True))
+        return call in self.places
 
 
 class Over(NamedTuple):
@@ -155,12 +168,18 @@ class DecodeStep:
         return [one for one, call in zip(columns.run_ids, columns.calls, strict=True) if call not in wasted]
 
     @property
-    def shown(self) -> dict[OpenCall, SegmentFeed]:
-        """Who wants to see what the step sampled."""
-        shown = dict(self.members.shown)
-        for call in self.wasted:
-            shown.pop(call, None)
-        return shown
+    def shown(self) -> Sequence[OpenCall]:
+        """Who wants to see what the step sampled, and reads alone."""
+        return self.members.shown
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """Those who read for many."""
+        return self.members.readings
+
+    def has(self, call: OpenCall) -> bool:
+        """Whether the call has a row in it."""
+        return self.members.has(call)
 
 
 NO_DECODE_STEP = DecodeStep(_Members())
@@ -212,6 +231,7 @@ class DecodeGroup:
             call, feed, call.run_id, feed.block_ids, feed.kv_len_at(num_tokens) - formed,
             feed.position + num_unknown - formed, generate.sampling, feed.tokens if has_penalties else (),
             num_tokens - 1 - formed, feed.tokens, feed.logprobs, feed.stop_tokens,
+            call.inbox.reader if feed.shows_tokens_alone else None,
             formed, formed + max(1, feed.max_more(num_unknown)), feed.sampler,
         )  # fmt: skip
         call.decoding = self
@@ -234,7 +254,7 @@ class DecodeGroup:
         """As `leave`, for a call that goes on elsewhere, or may: rows of it in steps that run do not count."""
         if call in self._rows or call in self._resting:
             for step in self._running:
-                if call in step.calls and call not in step.wasted:
+                if step.has(call) and call not in step.wasted:
                     step.wasted.append(call)
         if self._rows.pop(call, None) is not None:
             self._is_changed = True
@@ -306,7 +326,7 @@ class DecodeGroup:
     def form(self, running: Sequence[OpenCall] | None = None) -> DecodeStep:
         """The rows of the next step. `running` are the calls of the rows of the one that runs, if one does."""
         if self._is_changed or not self._rows:
-            self._members = _Members.of(self._rows.values()) if self._rows else _Members()
+            self._members = _Members.of(self._rows.values(), self._members) if self._rows else _Members()
             self._is_changed = False
         step = DecodeStep(self._members, self._form_rows(running) if self._rows else NO_DECODES)
         self._num_formed += 1
@@ -355,7 +375,7 @@ class DecodeGroup:
         """Whether the call, of those that may be over, had a row that counts in the step, which is being taken. One
         that has left by now may have been in a later step alone."""
         row = self._rows.get(call)
-        return self._counts(call, step) and (call in step.calls if row is None else row.start < self._num_taken)
+        return self._counts(call, step) and (step.has(call) if row is None else row.start < self._num_taken)
 
     def _sources(self, running: Sequence[OpenCall] | None) -> Sequence[int]:
         if running is None:

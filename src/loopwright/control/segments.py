@@ -196,6 +196,11 @@ class SegmentFeed(Feed):
         return True
 
     @property
+    def shows_tokens_alone(self) -> bool:
+        """Whether its program wants to see each token, and nothing beside that which others have too."""
+        return self.is_shown and self._call.watch is None and not self._call.sampling.top_logprobs
+
+    @property
     def listing(self) -> list[Kept] | None:
         """Where a decode group puts what came of each token beside it, if that is asked for."""
         return self.tops if self._call.sampling.top_logprobs else None
