@@ -1,4 +1,4 @@
-"""What segments ask for beside a token, as columns of the decode group: together, alone, and when one leaves in between."""
+"""What segments ask for beside a token, as columns of the decode group: together, alone, and when one leaves."""
 
 import msgspec
 import pytest

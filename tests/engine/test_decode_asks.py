@@ -1,4 +1,4 @@
-"""Decode rows that ask for more than a token, on a device: whatever rows come and go between two steps, in whatever order,
+"""Decode rows that ask for more than a token, on a device: whatever rows come and go between two steps, in any order,
 each text is what it is alone, and what samplers carry goes with them."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def decode(texts: list[Text], before: list[Text] | None) -> DecodeRows:
     return DecodeRows(
         [one.table for one in texts], lens, lens, [one.sampling for one in texts],
         [one.tokens if one.sampling.has_penalties else () for one in texts],
-        [0 if sources and source >= 0 else one.tokens[-1] for one, source in zip(texts, sources or [-1] * 99)],
+        [0 if sources and source >= 0 else one.tokens[-1] for one, source in zip(texts, sources or [-1] * len(texts), strict=True)],
         0, [num - 1 for num in nums], range(len(texts)) if is_same else sources,
         [one.sampler for one in texts], [one.state for one in texts],
         [place for place, one in enumerate(texts) if one.is_unsure],
@@ -192,4 +192,6 @@ def test_a_sampler_that_fails_fails_its_row_and_those_that_name_it(model: Loaded
         found = row_results(one.result(), rows.samplings, rows.unsure)
         assert found[0].error is not None
         assert found[1].error is None
-    assert "999.5 is not a token id" in row_results(launched[0].result(), first.samplings, first.unsure)[0].error.message
+    failed = row_results(launched[0].result(), first.samplings, first.unsure)[0].error
+    assert failed is not None
+    assert "999.5 is not a token id" in failed.message
