@@ -1,4 +1,4 @@
-"""Rows that ask for their likeliest tokens and nothing else, beside the model runner: alone, among others, and failed."""
+"""Rows that ask for their likeliest tokens and nothing else, beside the model runner: alone, among others, failed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from loopwright.core.batch import Batch, DecodeRows, ForwardRow
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda import runner as runner_module
-from loopwright.engine.cuda.answers import Answers
 from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.listed import listed
 from runner_rig import Rig, some_tokens
 
 if TYPE_CHECKING:
     from loopwright.core.batch import RowResult
+    from loopwright.engine.cuda.answers import Answers
     from loopwright.engine.loaded_model import LoadedModel
 
 SIZES = (256, 1, 7, 256, 20)

@@ -58,8 +58,8 @@ class Listed:
     def results(self) -> list[RowResult]:
         """One for each row. Waits for the device."""
         self._copies.wait()
-        width, numbers = self._width, np.ascontiguousarray(self._landed())
-        raw, num_bytes = memoryview(numbers).cast("B"), numbers.shape[1] * 4
+        width, numbers = self._width, self._landed()
+        raw, num_bytes = numbers.tobytes(), numbers.shape[1] * 4
         covered = numbers[:, 2 * width : 2 * width + 2].copy().view(np.float64)[:, 0].tolist()
         nums_finite, have_failed = numbers[:, 2 * width + 2].tolist(), numbers[:, 2 * width + 3].tolist()
         found = []
@@ -74,8 +74,8 @@ class Listed:
                 mass = float(np.exp(some.astype(np.float64)).cumsum()[-1])
             mass = min(1.0, mass)
             told = Distribution(
-                ids=bytes(raw[start : start + 4 * k]),
-                logprobs=bytes(raw[start + 4 * width : start + 4 * (width + k)]),
+                ids=raw[start : start + 4 * k],
+                logprobs=raw[start + 4 * width : start + 4 * (width + k)],
                 covered=mass,
                 tail_mass=1.0 - mass,
                 truncated=min(nums_finite[row], k) < self._vocab_size,
