@@ -6,6 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from loopwright.control.observing import Observer
 from loopwright.control.open_calls import OpenCalls
 from loopwright.control.pace import Pace
 from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.returns import Returns
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
@@ -88,6 +90,7 @@ class Controller:
         self._intake = Intake(self._resources, self._compiling, model_info, *texts)
         self._sessions: dict[RunId, InlineSession] = {}
         self._step_times = StepTimes()
+        self._returns = Returns()
         self._calls = OpenCalls(
             self._resources,
             self._scheduler,
@@ -96,6 +99,7 @@ class Controller:
             self._observer,
             self._step_times,
             self._moment,
+            self._returns,
         )
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._max_running = 1 + goes_ahead(config, shape)
@@ -104,6 +108,7 @@ class Controller:
         self._counts = StepCounts()
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
+        self._is_holding = False  # a step waits for more, so that a call alone is no news
         self.bell = Bell()  # for InlineSession
         self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
@@ -168,7 +173,9 @@ class Controller:
         while True:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
+                self._is_holding = True
                 await self._wait_for_change(hold_s)
+                self._is_holding = False
                 continue
             was_idle = not submitted
             self._submit_all(submitted)
@@ -188,7 +195,7 @@ class Controller:
                 self.fail_step(error)
             else:
                 ended_s = self._clock.now_s()
-                if not submitted and not self._hold_s():
+                if not submitted and not self._hold_s(self._running[0]):
                     self._submit_all(submitted)  # who came while it ran need not wait until its result is taken
                 self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
@@ -203,6 +210,7 @@ class Controller:
         """The engine had this step alone for so long, and before it nothing for so long."""
         self._counts.busy_s += busy_s
         self._arrivals.step_over(busy_s)
+        self._returns.step_over(busy_s)
         num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
         self._step_times.note(num_tokens, busy_s, batch.num_drafts, waited_s)
         self._pace.note(num_tokens - num_long, num_long, busy_s)
@@ -246,7 +254,7 @@ class Controller:
         if session.inbox.is_closed:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
-        self._changed()
+        self._changed(session)
         try:
             if isinstance(call, DirectCall):
                 result = answer(call, session, self._resources, self._model_info)
@@ -279,6 +287,7 @@ class Controller:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
         if session.inbox.is_closed:
             return
+        self._returns.gone(session)
         self._changed()
         session.inbox.close()
         for call in list(session.open_calls.values()):
@@ -393,9 +402,12 @@ class Controller:
 
     # Waiting
 
-    def _changed(self) -> None:
+    def _changed(self, caller: InlineSession | None = None) -> None:
         self._moment.now_s = self._clock.now_s()
-        self._wake.set()
+        if caller is not None:
+            self._returns.called(caller, self._moment.now_s)
+        if not (self._is_holding and self._returns.are_awaited):
+            self._wake.set()
 
     def _wake_from_any_thread(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -414,9 +426,18 @@ class Controller:
         self._calls.refuse(call, error.info())
         return True
 
-    def _hold_s(self) -> float:
-        """For how long the engine should do nothing, for more to run at once."""
-        return self._arrivals.hold_s(self._clock.now_s(), would_hold_up=self._scheduler.is_decoding)
+    def _hold_s(self, ended: Step | None = None) -> float:
+        """For how long the engine should do nothing, for more to run at once. `ended` is a step whose calls have not
+        been answered yet, though it is over."""
+        now_s = self._clock.now_s()
+        if launching_s := self._arrivals.hold_s(now_s, would_hold_up=self._scheduler.is_decoding):
+            return launching_s
+        if self._scheduler.has_segments:
+            return 0.0
+        num_waiting = self._scheduler.num_waiting_short
+        if ended is not None and self._returns.will_hold(ended.rows, self._sessions, num_waiting):
+            return math.inf
+        return self._returns.hold_s(now_s, num_waiting)
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:

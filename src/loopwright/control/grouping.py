@@ -73,6 +73,16 @@ class GroupingScheduler:
         """Always, as far as others are concerned: when a group runs is the policy's to say."""
         return True
 
+    @property
+    def has_segments(self) -> bool:
+        """As `is_decoding`."""
+        return True
+
+    @property
+    def num_waiting_short(self) -> int:
+        """As `Scheduler`; nobody waits here for others."""
+        return 0
+
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""
 

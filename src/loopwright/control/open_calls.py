@@ -16,6 +16,7 @@ from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.returns import Returns
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
@@ -44,12 +45,13 @@ class OpenCalls:
         observer: Observer,
         step_times: StepTimes,
         moment: Moment,
+        returns: Returns,
     ) -> None:
         self._resources, self._scheduler, self._compiling = resources, scheduler, compiling
         self._sessions = sessions
         self._observer = observer
         self._step_times = step_times
-        self._moment = moment
+        self._moment, self._returns = moment, returns
         self._num_rows = 0  # of the step that was over last
         self.decoded = DecodeCalls(self._finish, self._fail, resources.trim)
         self.watched = WatchedCalls(resources, self._finish, self._fail)
@@ -184,6 +186,8 @@ class OpenCalls:
             if is_over:
                 cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
                 self._finish(call, feed.result(len(call.pages), cost))
+                if not (session := self._sessions[call.run_id]).open_calls:
+                    self._returns.told(session, self._moment.now_s)
             return
         if feed.view is not None:
             self._resources.slide(call)

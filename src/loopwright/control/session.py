@@ -42,6 +42,8 @@ class InlineSession:
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}
         self.idle_since_s = 0.0  # if it has no open calls
+        self.told_s: float | None = None  # when a step answered its only call, until it makes another
+        self.num_quick = 0  # how often in a row it made the next one within a step's time
         self._issuer = issuer
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
