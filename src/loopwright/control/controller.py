@@ -33,6 +33,7 @@ from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
+from loopwright.control.successors import Successors
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.bell import Bell
@@ -87,7 +88,8 @@ class Controller:
         self._scheduler = make_scheduler(config, self._resources, self._pace)
         no_text = (b"",) * (shape.vocab_size - len(token_bytes))
         texts = ((*token_bytes, *no_text), (*(bytes_with_marks or token_bytes), *no_text))
-        self._intake = Intake(self._resources, self._compiling, model_info, *texts)
+        self._successors = Successors(self._resources, is_on=config.policy == "adaptive")
+        self._intake = Intake(self._resources, self._compiling, model_info, *texts, self._successors)
         self._sessions: dict[RunId, InlineSession] = {}
         self._step_times = StepTimes()
         self._returns = Returns()
@@ -100,8 +102,11 @@ class Controller:
             self._step_times,
             self._moment,
             self._returns,
+            self._successors,
         )
-        self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
+        self._suspension = Suspension(
+            config, self._resources, self._scheduler, self._compiling, self._sessions, self._successors
+        )
         self._max_running = 1 + goes_ahead(config, shape)
         self._running: deque[Step] = deque()  # the second one is ahead
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
@@ -255,6 +260,10 @@ class Controller:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
         self._changed(session)
+        session.last_call = call_id
+        if session.kept is not None and (next_one := self._intake.succeed(session, call_id, call)) is not None:
+            self._scheduler.add_again(next_one)
+            return
         try:
             if isinstance(call, DirectCall):
                 result = answer(call, session, self._resources, self._model_info)
@@ -288,6 +297,7 @@ class Controller:
         if session.inbox.is_closed:
             return
         self._returns.gone(session)
+        self._successors.let_go(session)
         self._changed()
         session.inbox.close()
         for call in list(session.open_calls.values()):
@@ -308,7 +318,7 @@ class Controller:
         num_open = Counter(call.queue for call in calls)
         queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
         assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
-        self._resources.check_integrity(calls)
+        self._resources.check_integrity([*calls, *self._successors.kept(self._sessions.values())])
 
     def _check_engine(self) -> None:
         if self._loss is not None:

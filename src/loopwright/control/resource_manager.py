@@ -294,6 +294,19 @@ class ResourceManager:
         elif isinstance(call.call, ShiftKv):
             self._prefixes.cut(call.page_writes, call.call.start % self.shape.block_size, root)
 
+    def mark_token(self, call: OpenCall, feed: Feed) -> None:
+        """As `mark_written`, for a forward that has gone on by one token."""
+        place, offset = divmod(feed.kv_len - 1, self.shape.block_size)
+        page = call.pages[place]
+        page.written |= 1 << offset
+        content = page.content
+        if content is None or len(content.tokens) != offset or offset + 1 == self.shape.block_size:
+            self.record(call)
+            return
+        token, position = feed.last_input()
+        content.extend((token,), (position,), self.shape.block_size)
+        feed.num_recorded = feed.kv_len
+
     def mark_lost(self, call: OpenCall) -> None:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""
         for resource, bits in writes_of(call, self.shape.block_size):

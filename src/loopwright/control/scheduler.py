@@ -58,6 +58,11 @@ class Scheduler:
             call.rank -= self._resources.advance(call)
         self.put(call)
 
+    def add_again(self, call: OpenCall) -> None:
+        """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet."""
+        if call.run_id in self.suspended or call not in self._short:
+            self.put(call)
+
     def put(self, call: OpenCall) -> None:
         """As `add`, for a call that was here before."""
         if call.run_id in self.suspended:
@@ -221,6 +226,8 @@ class Scheduler:
                 else:
                     served.append(call)
                     call.served_at = self._num_formed
+                    if not call.is_started:
+                        call.is_started, call.started_s = True, self._now_s
                     step.rows.append(call)
                     step.batch_rows.append(feed.next_row(1))
             else:
