@@ -13,7 +13,7 @@ from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
-from loopwright.control.growing import grow, grow_by, keep_before, names_to_grow
+from loopwright.control.growing import grow, grow_by, grow_forward, keep_before, names_to_grow
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.moment import Moment
@@ -198,6 +198,10 @@ class ResourceManager:
         """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
         nothing has changed, if there is more to it, or no block."""
         return grow(call, feed, self._holdings[call.run_id].pages)
+
+    def grow_forward(self, call: OpenCall, feed: Feed, name: PageName) -> bool:
+        """Likewise, for a forward that goes on; `name` is its new page's."""
+        return grow_forward(call, feed, self._holdings[call.run_id].pages, name)
 
     def shrink(self, call: OpenCall) -> None:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""

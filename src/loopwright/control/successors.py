@@ -34,7 +34,7 @@ class Successors:
         if not self._is_on or not isinstance(text, ForwardText) or not isinstance(feed, Feed):
             return False
         is_last = session.last_call == call.call_id and len(session.open_calls) == 1 and not call.dependents
-        if not is_last or not feed.may_go_on or feed.kv_len % self._size == 0:
+        if not is_last or not feed.may_go_on:
             return False
         call.is_over = True
         if session.kept is not None and session.kept.call is call:
@@ -42,7 +42,6 @@ class Successors:
         else:
             self._resources.mark_written(call)
             session.kept = Kept(call, (*text.pages, *call.grown))
-            call.grown = []
         del session.open_calls[call.call_id]
         call.queue.num_open -= 1
         call.queue.tail = None
@@ -57,7 +56,8 @@ class Successors:
         feed = call.work
         assert isinstance(feed, Feed)
         is_next = (
-            text.queue == call.queue.name
+            call.is_over
+            and text.queue == call.queue.name
             and text.kv_len == feed.kv_len
             and len(text.tokens) == 1
             and text.pages == kept.names
@@ -67,6 +67,11 @@ class Successors:
         )
         if not is_next or not self._may_write(call) or not self._is_right(kept, text):
             return None
+        call.grown = []  # and if it fails it leaves all pages but one that it grows now
+        if feed.kv_len == len(call.pages) * self._size:
+            if text.grow_from is None or not self._resources.grow_forward(call, feed, text.grow_from):
+                return None
+            kept.names = (*kept.names, text.grow_from)
         call.call, call.call_id = text, call_id
         call.is_started = call.is_over = False
         call.num_clears, call.first_s, call.token_s, call.num_seen = call.queue.num_clears, None, None, 0
@@ -114,7 +119,7 @@ class Successors:
             return False
         if text.sampling is not None or text.num_drafts or text.distributions != kept.checked:
             try:
-                check_forward_text(text, shape, len(kept.names) * self._size)
+                check_forward_text(text, shape, (len(kept.names) + 1) * self._size)
             except LoopwrightError:
                 return False
             kept.checked = text.distributions
