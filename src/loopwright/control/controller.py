@@ -91,6 +91,7 @@ class Controller:
         self._successors = Successors(self._resources, is_on=config.policy == "adaptive")
         self._intake = Intake(self._resources, self._compiling, model_info, *texts, self._successors)
         self._sessions: dict[RunId, InlineSession] = {}
+        self.bell = Bell()  # for InlineSession
         self._step_times = StepTimes()
         self._returns = Returns()
         self._calls = OpenCalls(
@@ -101,6 +102,7 @@ class Controller:
             self._observer,
             self._step_times,
             self._moment,
+            self.bell.tell_all,
             self._returns,
             self._successors,
         )
@@ -114,7 +116,6 @@ class Controller:
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
         self._is_holding = False  # a step waits for more, so that a call alone is no news
-        self.bell = Bell()  # for InlineSession
         self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
     def models(self) -> tuple[ModelInfo, ...]:
