@@ -88,11 +88,12 @@ def decode(texts: list[Text], before: list[Text] | None) -> DecodeRows:
     sources = [] if before is None else [before.index(one) if one in before else -1 for one in texts]
     nums = [len(one.tokens) + (before is not None and one in before) for one in texts]
     lens = [len(one.prompt) + num - 1 for one, num in zip(texts, nums, strict=True)]
+    alone = [-1] * len(texts)
     is_same = before is not None and sources == list(range(len(before)))
     return DecodeRows(
         [one.table for one in texts], lens, lens, [one.sampling for one in texts],
         [one.tokens if one.sampling.has_penalties else () for one in texts],
-        [0 if sources and source >= 0 else one.tokens[-1] for one, source in zip(texts, sources or [-1] * len(texts), strict=True)],
+        [0 if source >= 0 else one.tokens[-1] for one, source in zip(texts, sources or alone, strict=True)],
         0, [num - 1 for num in nums], range(len(texts)) if is_same else sources,
         [one.sampler for one in texts], [one.state for one in texts],
         [place for place, one in enumerate(texts) if one.is_unsure],
