@@ -24,6 +24,9 @@ FILTERS = [
     {"top_k": 9000},
     {"min_p": 0.2},
     {"top_p": 0.01},
+    {"typical_p": 0.9},
+    {"typical_p": 0.3, "top_k": 40},
+    {"typical_p": 0.8, "top_p": 0.5, "min_p": 0.7},
 ]
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda import filter_kernels
+from loopwright.engine.cuda import filter_kernels, search_kernels
 from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.cuda.score_keys import LARGEST, LOWEST, columns_of, keys_of, total_of, turned, weights_of
 
@@ -25,13 +25,13 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     num_rows, vocab_size = logits.shape
     chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(vocab_size, _PARTS)))
     parts, device = triton.cdiv(vocab_size, chunk), logits.device
-    size, has_filters = num_rows * parts, samplings.has_top_k or samplings.has_top_p
+    size, has_filters = num_rows * parts, samplings.has_filters
     best = torch.empty(size, dtype=torch.int32, device=device)  # the first of the highest scores
     found = torch.empty(4, size, dtype=torch.float32, device=device)
     masses = torch.empty(2 if has_filters else 1, size, dtype=torch.float64, device=device)
     outputs = torch.empty(3, num_rows, dtype=torch.int32, device=device)
     temperatures, top_k, top_p, min_p = samplings.temperatures, samplings.top_k, samplings.top_p, samplings.min_p
-    bins = steps = scales = ways = edges = gathered = ties = lows = wanted = None
+    bins = steps = scales = ways = edges = gathered = ties = lows = limits = None
     if has_filters:
         bins = torch.empty(size, 2, filter_kernels.BINS, dtype=torch.int32, device=device)
         steps, ties = torch.empty(2, size, dtype=torch.int32, device=device)
@@ -41,7 +41,7 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
         )
         ways, lows = torch.empty(2, num_rows, dtype=torch.int32, device=device)
         gathered = torch.empty(size, filter_kernels.ROOM, dtype=torch.float32, device=device)
-        wanted = torch.empty(num_rows, dtype=torch.float64, device=device)
+        limits = torch.empty(4, num_rows, dtype=torch.float64, device=device)
     grid, few = (num_rows, parts), {"PARTS": _PARTS, "ROOM": filter_kernels.ROOM}
     _look[grid](
         logits, scores, temperatures, top_k, top_p, best, found, bins, steps, scales, vocab_size, parts, size,
@@ -50,7 +50,7 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     )  # fmt: skip
     if has_filters:
         filter_kernels.bound[(num_rows,)](
-            found, temperatures, top_k, top_p, bins, steps, scales, ways, edges, num_rows, parts,
+            found, temperatures, top_k, top_p, samplings.typical_p, bins, steps, scales, ways, edges, num_rows, parts,
             BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
         )  # fmt: skip
     filter_kernels.weigh[grid](
@@ -59,29 +59,18 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
         num_warps=_WEIGH[1] * chunk // _CHUNK,
     )  # fmt: skip
     if has_filters:
-        columns = temperatures, top_k, top_p, min_p, ways
+        columns = temperatures, top_k, top_p, min_p
         filter_kernels.settle[(num_rows,)](
-            found,
-            *columns,
-            edges,
-            gathered,
-            ties,
-            masses,
-            lows,
-            wanted,
-            num_rows,
-            parts,
-            size,
-            **few,
+            found, *columns, ways, edges, gathered, ties, masses, lows, limits, num_rows, parts, size, **few,
             num_warps=_SETTLE_WARPS,
-        )
-        filter_kernels.search[(num_rows,)](
-            scores, found, *columns, ties, masses, lows, wanted, vocab_size, parts, PARTS=_PARTS, CHUNK=chunk,
-            num_warps=16,
+        )  # fmt: skip
+        search_kernels.search[(num_rows,)](
+            scores, found, *columns, samplings.typical_p, ways, ties, masses, lows, limits, num_rows, vocab_size, parts,
+            PARTS=_PARTS, CHUNK=chunk, num_warps=16,
         )  # fmt: skip
     _choose[(num_rows,)](
         logits, scores, found, temperatures, min_p, samplings.greedy, samplings.processed, numbers, best, masses, ties,
-        lows, wanted, outputs, num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters, PARTS=_PARTS, CHUNK=chunk,
+        lows, limits, outputs, num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters, PARTS=_PARTS, CHUNK=chunk,
         num_warps=8,
     )  # fmt: skip
     return outputs
@@ -121,7 +110,7 @@ def _look(
 
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def _choose(
-    logits, scores, found, temperatures, all_min_p, greedy, processed, numbers, best, masses, all_ties, lows, all_wanted,
+    logits, scores, found, temperatures, all_min_p, greedy, processed, numbers, best, masses, all_ties, lows, limits,
     outputs, num_rows, vocab_size, parts, plane, HAS_FILTERS: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Finds the part that the row's number falls into, and the token in it."""
@@ -135,14 +124,16 @@ def _choose(
     weight, total = tl.full((), 1.0, tl.float64), tl.full((), 1.0, tl.float64)
     if tl.load(greedy + row).to(tl.int32) == 0:
         low, wanted = tl.full((), LOWEST, tl.int32), tl.full((), float("inf"), tl.float64)
+        center, reach, least = tl.full((), 0.0, tl.float64), wanted, tl.load(all_min_p + row)
         ties = tl.zeros((PARTS,), tl.int32)
         if HAS_FILTERS:
-            low, wanted = tl.load(lows + row), tl.load(all_wanted + row)
+            low, wanted, center = tl.load(lows + row), tl.load(limits + row), tl.load(limits + num_rows + row)
+            reach, least = tl.load(limits + 2 * num_rows + row), tl.load(limits + 3 * num_rows + row)
             ties = tl.load(all_ties + at, mask=is_part, other=0)
         mass = tl.load(masses + at, mask=is_part, other=0.0)
         token, weight, total = _drawn(
-            scores, row, vocab_size, top.to(tl.float64), tl.load(temperatures + row), tl.load(all_min_p + row),
-            tl.load(numbers + row), low, wanted, mass, ties, PARTS, CHUNK,
+            scores, row, vocab_size, top.to(tl.float64), tl.load(temperatures + row), tl.load(numbers + row), low, wanted,
+            center, reach, least, mass, ties, PARTS, CHUNK,
         )  # fmt: skip
     has_failed = tl.sum(tl.load(found + 3 * plane + at, mask=is_part, other=0.0), axis=0) > 0
     token = tl.where(has_failed | (token >= vocab_size), 0, token)
@@ -159,7 +150,7 @@ def _choose(
 
 @triton.jit
 def _drawn(
-    scores, row, vocab_size, top, temperature, min_p, number, low, wanted, mass, ties, PARTS: tl.constexpr,
+    scores, row, vocab_size, top, temperature, number, low, wanted, center, reach, least, mass, ties, PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The token that a number falls on, its weight and that of all that are left: of parts, `mass` [PARTS] is kept for
@@ -171,7 +162,7 @@ def _drawn(
     num_ties = tl.maximum(tl.ceil(missing), 1.0).to(tl.int32)
     ties_before = tl.cumsum(ties, axis=0) - ties
     kept_ties = tl.minimum(tl.maximum(num_ties - ties_before, 0), ties)
-    mass += tl.where(tie >= min_p, kept_ties.to(tl.float64) * tie, 0.0)
+    mass += tl.where(tie >= least, kept_ties.to(tl.float64) * tie, 0.0)
     total = tl.sum(mass, axis=0)
     target = number * total
     until = tl.cumsum(mass, axis=0)
@@ -186,7 +177,8 @@ def _drawn(
     is_tie = mask & (keys == low)
     rank = tl.cumsum(is_tie.to(tl.int32), axis=0)
     weights = weights_of(values, top, temperature)
-    is_kept = ((keys > low) | (is_tie & (rank <= allowance))) & (weights >= min_p)
+    is_kept = ((keys > low) | (is_tie & (rank <= allowance))) & (weights >= least)
+    is_kept = is_kept & (search_kernels.distances_of(values, top, temperature, center) <= reach)
     weights = tl.where(mask & is_kept, weights, 0.0)
     exceeds = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0.0)
     token = tl.min(tl.where(exceeds, column, LARGEST), axis=0)

@@ -18,10 +18,10 @@ from loopwright.engine.cuda.score_keys import (
     weights_of,
 )
 
+PLAIN, GATHERED, WHOLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Ways of a row: nothing is filtered; its last kept score is among the gathered ones; `search` reads it again."""
 BINS = 128  # of a row, each a step of at most 1/8 in the logarithm of weights
 ROOM = 512  # scores of a part that can be gathered
-_PLAIN, _GATHERED, _WHOLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # ways of a row
-_WAYS = tl.constexpr(16)
 _SAMPLE = tl.constexpr(1024)
 
 
@@ -71,10 +71,11 @@ def count(
 
 @triton.jit(do_not_specialize=["num_rows", "parts"])
 def bound(
-    found, temperatures, all_top_k, all_top_p, bins, steps, scales, ways, edges, num_rows, parts, PARTS: tl.constexpr,
+    found, temperatures, all_top_k, all_top_p, typical_p, bins, steps, scales, ways, edges, num_rows, parts, PARTS: tl.constexpr,
     BINS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: its way; and from which score on, and up to which, scores are to be gathered."""
+    """Of each row: its way; and from which score on, and up to which, scores are to be gathered. For typical_p, which takes
+    scores from both sides, it is the whole row."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
     way = tl.full((), 0, tl.int32)
@@ -98,12 +99,12 @@ def bound(
         first = tl.where((top_k > 0) | (most <= ROOM // 2), 0, first)
         is_inside = (place >= first) & (place <= last)
         most = tl.max(tl.sum(tl.where(is_inside[None, :], numbers, 0), axis=1), axis=0)
-        way = tl.where(most <= ROOM + ROOM // 2, _GATHERED, _WHOLE)
+        way = tl.where(most <= ROOM + ROOM // 2, GATHERED, WHOLE)
         lower = tl.where(last == BINS - 1, -float("inf"), (step - last).to(tl.float32) / scale)
         upper = tl.where(first == 0, float("inf"), (step - first + 1).to(tl.float32) / scale)
         tl.store(edges + row, lower)
         tl.store(edges + num_rows + row, upper)
-    tl.store(ways + row, way)
+    tl.store(ways + row, tl.where(tl.load(typical_p + row) < 1.0, WHOLE, way))
 
 
 @triton.jit
@@ -160,12 +161,12 @@ def weigh(
         upper, least, is_wanted = -float("inf"), tl.load(all_min_p + row), True
         if HAS_FILTERS:
             way = tl.load(ways + row)
-            is_plain = way == _PLAIN
+            is_plain = way == PLAIN
             is_nucleus = (tl.load(all_top_p + row) < 1.0) & (tl.load(all_top_k + row) == 0)
-            is_wanted = is_plain | ((way == _GATHERED) & is_nucleus)
+            is_wanted = is_plain | ((way == GATHERED) & is_nucleus)
             upper = tl.where(is_plain, -float("inf"), tl.load(edges + num_rows + row))
             least = tl.where(is_plain, least, 0.0)
-            if way == _GATHERED:
+            if way == GATHERED:
                 is_inside = (values >= tl.load(edges + row)) & (values > -float("inf")) & (values < upper)
                 _gather(values, is_inside, gathered + at * ROOM, numbers + at, ROOM)
         mass = tl.full((), 0.0, tl.float64)
@@ -194,20 +195,24 @@ def _gather(values, is_inside, target, number, ROOM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def settle(
-    found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, wanted, num_rows,
+    found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, limits, num_rows,
     parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: the lowest key that the filters leave; the mass that a nucleus wants, or infinity: all that tie stay; and
-    of its parts, the weights of what is kept for sure, in sum, and how many tie with the lowest, in `numbers`. The way of
-    a row for which this fails becomes another."""
+    """Of each row: the lowest key that the filters leave; as `limits` [4, num_rows] the mass that a nucleus wants, or infinity:
+    all that tie stay, from where and how far powers may be, and the least weight; and of its parts, the weights of what
+    is kept for sure, in sum, and how many tie with the lowest, in `numbers`. A row for which this fails is to be read
+    again."""
     row = tl.program_id(0).to(tl.int64)
     way, part = tl.load(ways + row), tl.arange(0, PARTS)
     at, is_part = row * parts + part, part < parts
-    if way == _PLAIN:
+    tl.store(limits + num_rows + row, 0.0)
+    tl.store(limits + 2 * num_rows + row, float("inf"))
+    tl.store(limits + 3 * num_rows + row, tl.load(all_min_p + row))
+    if way == PLAIN:
         tl.store(numbers + at, tl.zeros((PARTS,), tl.int32), mask=is_part)
         tl.store(lows + row, LOWEST)
-        tl.store(wanted + row, float("inf"))
-    if way == _GATHERED:
+        tl.store(limits + row, float("inf"))
+    if way == GATHERED:
         top_k, top_p, min_p = tl.load(all_top_k + row), tl.load(all_top_p + row), tl.load(all_min_p + row)
         slot = tl.arange(0, ROOM)[None, :]
         nums = tl.load(numbers + at, mask=is_part, other=0)
@@ -241,31 +246,9 @@ def settle(
             tl.store(masses + at, sure, mask=is_part)
             tl.store(numbers + at, tl.sum((is_here & (keys == low)).to(tl.int32), axis=1), mask=is_part)
             tl.store(lows + row, low)
-            tl.store(wanted + row, mass)
+            tl.store(limits + row, mass)
         else:
-            tl.store(ways + row, _WHOLE)
-
-
-@triton.jit(do_not_specialize=["parts"])
-def search(
-    scores, found, temperatures, all_top_k, all_top_p, all_min_p, ways, numbers, masses, lows, wanted, vocab_size, parts,
-    PARTS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The same of rows whose way is to be read again: by the keys' bits, four at a time."""
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(ways + row) == _WHOLE:
-        top, temperature = highest(found, row, parts, PARTS), tl.load(temperatures + row)
-        top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
-        low, mass = _lowest(scores, row, vocab_size, parts, top, temperature, top_k, top_p, CHUNK)
-        min_p = tl.load(all_min_p + row)
-        for part in range(parts):
-            values, mask = _chunk(scores, row, part, vocab_size, CHUNK)
-            keys, weights = keys_of(values), weights_of(values, top, temperature)
-            at = row * parts + part
-            tl.store(masses + at, tl.sum(tl.where((keys > low) & (weights >= min_p), weights, 0.0), axis=0))
-            tl.store(numbers + at, tl.sum((mask & (keys == low)).to(tl.int32), axis=0))
-        tl.store(lows + row, low)
-        tl.store(wanted + row, mass)
+            tl.store(ways + row, WHOLE)
 
 
 @triton.jit
@@ -288,65 +271,3 @@ def _last_of_nucleus(keys, weights, wanted, lowest, most):
         is_enough = total_of(tl.where(keys >= middle, weights, 0.0)) >= wanted
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
     return low.to(tl.int32)
-
-
-@triton.jit
-def _chunk(scores, row, part, vocab_size, CHUNK: tl.constexpr):
-    column = part * CHUNK + tl.arange(0, CHUNK)
-    return tl.load(
-        scores + row * vocab_size + column, mask=column < vocab_size, other=-float("inf")
-    ), column < vocab_size
-
-
-@triton.jit
-def _lowest(scores, row, vocab_size, parts, top, temperature, top_k, top_p, CHUNK: tl.constexpr):
-    """The lowest key that the filters leave of a whole row, by its bits, four at a time, and the mass that a nucleus
-    wants."""
-    low, mass = tl.full((), LOWEST, tl.int64), tl.full((), float("inf"), tl.float64)
-    if top_k > 0:
-        for number in range(8):
-            low += _counted(scores, row, vocab_size, parts, low, number, top_k, CHUNK) << (28 - 4 * number)
-    lowest = low
-    if top_p < 1.0:
-        low, over = tl.full((), LOWEST, tl.int64), tl.full((), 0.0, tl.float64)
-        for number in range(8):
-            masses = _weighed(scores, row, vocab_size, parts, top, temperature, lowest, low, number, CHUNK) + over
-            place = tl.arange(0, _WAYS)
-            if number == 0:
-                mass = top_p * tl.sum(tl.where(place == 0, masses, 0.0), axis=0)
-            digit = tl.sum(((masses >= mass) & (place > 0)).to(tl.int64), axis=0)
-            over = tl.where(digit == 15, over, tl.sum(tl.where(place == digit + 1, masses, 0.0), axis=0))
-            low += digit << (28 - 4 * number)
-    return low.to(tl.int32), mass
-
-
-@triton.jit
-def _counted(scores, row, vocab_size, parts, low, number, top_k, CHUNK: tl.constexpr):
-    """The digit of the key that `top_k` reach."""
-    way = tl.arange(0, _WAYS)
-    totals = tl.zeros((_WAYS,), tl.int32)
-    for part in range(parts):
-        values, mask = _chunk(scores, row, part, vocab_size, CHUNK)
-        keys = keys_of(values)
-        for each in tl.static_range(1, 16):
-            from_here = (low + (tl.full((), each, tl.int64) << (28 - 4 * number))).to(tl.int32)
-            totals += tl.where(way == each, tl.sum((mask & (keys >= from_here)).to(tl.int32), axis=0), 0)
-    return tl.sum(((totals >= top_k) & (way > 0)).to(tl.int64), axis=0)
-
-
-@triton.jit
-def _weighed(scores, row, vocab_size, parts, top, temperature, lowest, low, number, CHUNK: tl.constexpr):
-    """The weights with keys from each of sixteen on, of those in the round's interval and from `lowest` on."""
-    way = tl.arange(0, _WAYS)
-    masses = tl.zeros((_WAYS,), tl.float64)
-    end = low + (tl.full((), 1, tl.int64) << (32 - 4 * number))
-    for part in range(parts):
-        values, mask = _chunk(scores, row, part, vocab_size, CHUNK)
-        keys = keys_of(values)
-        inside = mask & (keys >= tl.maximum(low, lowest)) & (keys < end)
-        if tl.sum(inside.to(tl.int32), axis=0) > 0:
-            weights = tl.where(inside, weights_of(values, top, temperature), 0.0)
-            for each in tl.static_range(0, 16):
-                from_here = (low + (tl.full((), each, tl.int64) << (28 - 4 * number))).to(tl.int32)
-                masses += tl.where(way == each, tl.sum(tl.where(keys >= from_here, weights, 0.0), axis=0), 0.0)
-    return masses

@@ -46,6 +46,12 @@ def weights_of(values, top, temperature):
 
 
 @triton.jit
+def powers_of(values, top, temperature):
+    """The logarithms of weights, in float64."""
+    return (values.to(tl.float64) - top) * tl.minimum(1.0 / temperature, 1e300)
+
+
+@triton.jit
 def highest(found, row, parts, PARTS: tl.constexpr):
     """Of the highest scores of a row's parts."""
     part = tl.arange(0, PARTS)
