@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loopwright.engine.cuda import filter_kernels, search_kernels
 from loopwright.engine.cuda.sampling import RowSamplings
-from loopwright.engine.cuda.score_keys import LARGEST, LOWEST, columns_of, keys_of, total_of, turned, weights_of
+from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, columns_of, keys_of, total_of, turned, weights_of
 
 _PARTS = 32  # of a row at most
 _CHUNK = 4096  # scores of one program at least
@@ -54,8 +54,8 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
             BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
         )  # fmt: skip
     filter_kernels.weigh[grid](
-        scores, found, temperatures, top_k, top_p, min_p, samplings.greedy, ways, edges, gathered, ties, masses, num_rows,
-        vocab_size, parts, size, HAS_FILTERS=has_filters, GROUP=_WEIGH[0], CHUNK=chunk, **few,
+        scores, found, temperatures, top_k, top_p, min_p, samplings.greedy, ways, edges, gathered, ties, masses,
+        num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters, GROUP=_WEIGH[0], CHUNK=chunk, **few,
         num_warps=_WEIGH[1] * chunk // _CHUNK,
     )  # fmt: skip
     if has_filters:
@@ -132,8 +132,8 @@ def _choose(
             ties = tl.load(all_ties + at, mask=is_part, other=0)
         mass = tl.load(masses + at, mask=is_part, other=0.0)
         token, weight, total = _drawn(
-            scores, row, vocab_size, top.to(tl.float64), tl.load(temperatures + row), tl.load(numbers + row), low, wanted,
-            center, reach, least, mass, ties, PARTS, CHUNK,
+            scores, row, vocab_size, top.to(tl.float64), tl.load(temperatures + row), tl.load(numbers + row), low,
+            wanted, center, reach, least, mass, ties, PARTS, CHUNK,
         )  # fmt: skip
     has_failed = tl.sum(tl.load(found + 3 * plane + at, mask=is_part, other=0.0), axis=0) > 0
     token = tl.where(has_failed | (token >= vocab_size), 0, token)
@@ -150,8 +150,8 @@ def _choose(
 
 @triton.jit
 def _drawn(
-    scores, row, vocab_size, top, temperature, number, low, wanted, center, reach, least, mass, ties, PARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    scores, row, vocab_size, top, temperature, number, low, wanted, center, reach, least, mass, ties,
+    PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The token that a number falls on, its weight and that of all that are left: of parts, `mass` [PARTS] is kept for
     sure, and `ties` are as heavy as the lowest."""

@@ -50,8 +50,8 @@ class CapturedDraws:
         columns: dict[str, Any] = {name: one[:size] for name, one in self._columns.items()}
         for one in product((False, True), repeat=2):
             kind = _Kind(*one)
-            filters = dict.fromkeys(("has_top_k", "has_top_p", "has_typical"), kind.has_filters)
-            samplings = replace(self._template, **filters, **columns)
+            has = kind.has_filters
+            samplings = replace(self._template, has_top_k=has, has_top_p=has, has_typical=has, **columns)
 
             def run(
                 samplings: RowSamplings = samplings, own: AdjustmentTables | None = tables if kind.is_adjusted else None

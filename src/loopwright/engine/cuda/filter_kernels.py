@@ -1,14 +1,14 @@
 """The smallest score that top_k and top_p leave of each row, as Triton kernels that read a row twice and sort nothing.
 
-`count` counts some of the scores by how far they are below the highest, `bound` says from that where the last kept one is
-likely, `weigh` gathers what lies there, and `settle` finds it among these few, in float64, and makes sure. Where it is
-elsewhere, or too much lies there, `search` reads the row again, as often as it needs. Used by the draws.
+`count` counts some of the scores by how far they are below the highest, `bound` says from that where the last kept one
+is likely, `weigh` gathers what lies there, and `settle` finds it among these few, in float64, and makes sure. Where it
+is elsewhere, or too much lies there, `search` reads the row again, as often as it needs. Used by the draws.
 """
 
 import triton
 import triton.language as tl
 
-from loopwright.engine.cuda.score_keys import (
+from loopwright.engine.cuda.score_kernels import (
     LARGEST,
     LOWEST,
     columns_of,
@@ -27,8 +27,8 @@ _SAMPLE = tl.constexpr(1024)
 
 @triton.jit
 def _scale(scores, row, vocab_size, temperature):
-    """Bins for a unit of scores: eight for one of the weights' logarithm, or more where all weigh nearly the same; by the
-    row's first scores."""
+    """Bins for a unit of scores: eight for one of the weights' logarithm, or more where all weigh nearly the same; by
+    the row's first scores."""
     column = tl.arange(0, _SAMPLE)
     values = tl.load(scores + row * vocab_size + column, mask=column < vocab_size, other=float("inf"))
     is_finite = tl.abs(values) < float("inf")
@@ -51,8 +51,8 @@ def count(
     values, tops, top, scores, temperature, bins, steps, scales, row, part, parts, vocab_size, BINS: tl.constexpr,
     GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of one part, whose highest score is `top`: how many of its groups' highest scores `tops` are how many bins below it, and
-    of one more score of each group, which is any."""
+    """Of one part, whose highest score is `top`: how many of its groups' highest scores `tops` are how many bins below
+    it, and of one more score of each group, which is any."""
     scale = _scale(scores, row, vocab_size, temperature)
     step = _steps(top, scale)
     column = tl.arange(0, CHUNK // GROUP)
@@ -71,11 +71,11 @@ def count(
 
 @triton.jit(do_not_specialize=["num_rows", "parts"])
 def bound(
-    found, temperatures, all_top_k, all_top_p, typical_p, bins, steps, scales, ways, edges, num_rows, parts, PARTS: tl.constexpr,
-    BINS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
+    found, temperatures, all_top_k, all_top_p, typical_p, bins, steps, scales, ways, edges, num_rows, parts,
+    PARTS: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: its way; and from which score on, and up to which, scores are to be gathered. For typical_p, which takes
-    scores from both sides, it is the whole row."""
+    """Of each row: its way; and from which score on, and up to which, scores are to be gathered. With typical_p, which
+    takes scores from both sides, the whole row is read again."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
     way = tl.full((), 0, tl.int32)
@@ -109,8 +109,8 @@ def bound(
 
 @triton.jit
 def _numbers(bins, which, shift, row, parts, PARTS: tl.constexpr, BINS: tl.constexpr):
-    """What was counted for each bin of a row, by part [PARTS, BINS], where each part counted from its own highest; the last
-    bin has all that are lower."""
+    """What was counted for each bin of a row, by part [PARTS, BINS], where each part counted from its own highest; the
+    last bin has all that are lower."""
     part, place = tl.arange(0, PARTS)[:, None], tl.arange(0, BINS)[None, :]
     at, is_part = (2 * (row * parts + part) + which) * BINS + place, part < parts
     num = tl.sum(tl.load(bins + at, mask=is_part & (place >= 0), other=0), axis=1)
@@ -121,8 +121,8 @@ def _numbers(bins, which, shift, row, parts, PARTS: tl.constexpr, BINS: tl.const
 
 @triton.jit
 def _crossed(tops, others, step, top, temperature, scale, top_p, BINS: tl.constexpr, GROUP: tl.constexpr):
-    """The first and the last bin in which a nucleus is likely to end. That one score stands for its group makes the mass from
-    a bin on uncertain, and so does where in their bins scores are; four times the deviation is allowed for."""
+    """The first and the last bin in which a nucleus is likely to end. That one score stands for its group makes the
+    mass from a bin on uncertain, and so does where in their bins scores are: four times the deviation is allowed."""
     place = tl.arange(0, BINS)
     wide = scale.to(tl.float64)
     middle = ((step - place).to(tl.float64) + 0.5) / wide
@@ -146,12 +146,12 @@ def _crossed(tops, others, step, top, temperature, scale, top_p, BINS: tl.conste
 
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def weigh(
-    scores, found, temperatures, all_top_k, all_top_p, all_min_p, greedy, ways, edges, gathered, numbers, masses, num_rows,
-    vocab_size, parts, plane, HAS_FILTERS: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr,
-    GROUP: tl.constexpr,
+    scores, found, temperatures, all_top_k, all_top_p, all_min_p, greedy, ways, edges, gathered, numbers, masses,
+    num_rows, vocab_size, parts, plane, HAS_FILTERS: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    ROOM: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Of one part: the weights that min_p leaves of what no filter takes, in sum; where there are filters, the weights of what
-    is above the gathered scores, and of all; and gathers those scores."""
+    """Of one part: the weights that min_p leaves of what no filter takes, in sum; where there are filters, the weights
+    of what is above the gathered scores, and of all; and gathers those scores."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if tl.load(greedy + row).to(tl.int32) == 0:
@@ -195,13 +195,13 @@ def _gather(values, is_inside, target, number, ROOM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def settle(
-    found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, limits, num_rows,
-    parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr,
+    found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, limits,
+    num_rows, parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: the lowest key that the filters leave; as `limits` [4, num_rows] the mass that a nucleus wants, or infinity:
-    all that tie stay, from where and how far powers may be, and the least weight; and of its parts, the weights of what
-    is kept for sure, in sum, and how many tie with the lowest, in `numbers`. A row for which this fails is to be read
-    again."""
+    """Of each row: the lowest key that the filters leave; as `limits` [4, num_rows] the mass that a nucleus wants, or
+    infinity: all that tie stay, from where and how far powers may be, and the least weight; and of its parts, the
+    weights of what is kept for sure, in sum, and how many tie with the lowest, in `numbers`. A row for which this fails
+    is to be read again."""
     row = tl.program_id(0).to(tl.int64)
     way, part = tl.load(ways + row), tl.arange(0, PARTS)
     at, is_part = row * parts + part, part < parts

@@ -1,14 +1,14 @@
-"""What top_k, typical_p and top_p leave of a whole row, as a Triton kernel that reads it as often as it needs, a program a row.
+"""What top_k, typical_p and top_p leave of a whole row, as a Triton kernel: a program reads it as often as it needs.
 
-Thresholds are found by the bits of keys or distances, four at a time: slow for one row, and always right. It is for rows
-with typical_p, and for what `filter_kernels` could not settle among few scores. Used by the draws.
+Thresholds are found by the bits of keys or distances, four at a time: slow for one row, and always right. It is for
+rows with typical_p, and for what `filter_kernels` could not settle among few scores. Used by the draws.
 """
 
 import triton
 import triton.language as tl
 
 from loopwright.engine.cuda.filter_kernels import WHOLE
-from loopwright.engine.cuda.score_keys import LOWEST, highest, keys_of, powers_of, weights_of
+from loopwright.engine.cuda.score_kernels import LOWEST, highest, keys_of, powers_of, weights_of
 
 _WAYS = tl.constexpr(16)
 _INFINITY = tl.constexpr(0x7FF0000000000000)  # its bits
@@ -114,8 +114,8 @@ def _low_of_nucleus(
 
 @triton.jit
 def _typical(scores, row, vocab_size, parts, top, temperature, lowest, typical_p, CHUNK: tl.constexpr):
-    """The mean of the powers, and within which distance of it `typical_p` of the mass is. Rounds end when all that is left to
-    tell apart is equally far."""
+    """The mean of the powers, and within which distance of it `typical_p` of the mass is. Rounds end when all that is
+    left to tell apart is equally far."""
     total, moment = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     everywhere = tl.full((), float("inf"), tl.float64)
     for part in range(parts):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda.score_keys import LOWEST, keys_of, turned
+from loopwright.engine.cuda.score_kernels import LOWEST, keys_of, turned
 
 MAX_TOP = 256
 _CHUNK = 4096  # values of one program

@@ -25,10 +25,10 @@ def turned(bits):
 
 @triton.jit
 def weights_of(values, top, temperature):
-    """exp((values - top) / temperature) in float64, within 3e-14: 1 for the highest score, 0 for -inf and below 2^-1000.
+    """exp((values - top) / temperature) in float64, within 3e-14: 1 for the highest score, 0 below 2^-1000.
 
-    A division for a whole program, and half the instructions of the library's exponential: 2^(whole + rest), the rest by
-    the polynomial that fits best from -1/2 to 1/2."""
+    A division for a whole program, and half the instructions of the library's exponential: 2^(whole + rest), the rest
+    by the polynomial that fits best from -1/2 to 1/2."""
     power = (values.to(tl.float64) - top) * tl.minimum(1.4426950408889634 / temperature, 1e300)
     shifted = power + _ROUNDING
     rest = power - (shifted - _ROUNDING)
@@ -67,6 +67,6 @@ def total_of(values):
 
 @triton.jit
 def columns_of(part, CHUNK: tl.constexpr, GROUP: tl.constexpr):
-    """The columns of one part of a row as [GROUP, CHUNK / GROUP]: a thread has whole groups, and little to tell others."""
+    """The columns of one part of a row as [GROUP, CHUNK / GROUP]: a thread has whole groups, and little to tell."""
     inner: tl.constexpr = CHUNK // GROUP
     return part * CHUNK + tl.arange(0, GROUP)[:, None] * inner + tl.arange(0, inner)[None, :]
