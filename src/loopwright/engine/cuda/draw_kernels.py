@@ -11,13 +11,13 @@ from torch import Tensor
 
 from loopwright.engine.cuda import filter_kernels, search_kernels
 from loopwright.engine.cuda.sampling import RowSamplings
-from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, columns_of, keys_of, total_of, turned, weights_of
+from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, columns_of, keys_of, turned, weights_of
 
 _PARTS = 32  # of a row at most
 _CHUNK = 4096  # scores of one program at least
-_LOOK = (16, 2)  # scores of a group, of which a thread has whole ones, and warps of a program with the least
-_WEIGH = (8, 4)
-_SETTLE_WARPS = 32
+_LOOK = (8, 4)  # scores of a group, of which a thread has whole ones, and warps of a program with the least
+_WEIGH = (4, 8)
+_SETTLE_WARPS = 16
 
 
 def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
@@ -88,12 +88,12 @@ def _look(
     column = columns_of(part, CHUNK, GROUP)
     mask = column < vocab_size
     values = tl.load(logits + row * vocab_size + column, mask=mask, other=-float("inf"))
-    is_bad = total_of((mask & ~(tl.abs(values) < float("inf"))).to(tl.int32))
+    is_bad = tl.sum((mask & ~(tl.abs(values) < float("inf"))).to(tl.int32))
     tops = tl.max(values, axis=0)
     top = tl.max(tops, axis=0)
     at = row * parts + part
     tl.store(found + plane + at, top)
-    tl.store(found + 2 * plane + at, total_of(tl.where(mask, tl.exp(values - top), 0.0)))
+    tl.store(found + 2 * plane + at, tl.sum(tl.where(mask, tl.exp(values - top), 0.0)))
     tl.store(found + 3 * plane + at, is_bad.to(tl.float32))
     if HAS_SCORES:
         values = tl.load(scores + row * vocab_size + column, mask=mask, other=-float("inf"))

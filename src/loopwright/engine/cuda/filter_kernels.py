@@ -14,7 +14,6 @@ from loopwright.engine.cuda.score_kernels import (
     columns_of,
     highest,
     keys_of,
-    total_of,
     weights_of,
 )
 
@@ -173,9 +172,9 @@ def weigh(
         total = mass
         if is_wanted:
             weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
-            mass = total_of(tl.where((values >= upper) & (weights >= least), weights, 0.0))
+            mass = tl.sum(tl.where((values >= upper) & (weights >= least), weights, 0.0))
             if HAS_FILTERS:
-                total = total_of(weights)
+                total = tl.sum(weights)
         tl.store(masses + at, mass)
         if HAS_FILTERS:
             tl.store(masses + plane + at, total)
@@ -184,13 +183,12 @@ def weigh(
 @triton.jit
 def _gather(values, is_inside, target, number, ROOM: tl.constexpr):
     """Writes what is inside one after the other, as far as there is room, and how many there are."""
-    inside = is_inside.to(tl.int32)
+    inside = tl.where(is_inside, 1, 0)
     of_groups = tl.sum(inside, axis=0)
-    num = tl.sum(of_groups, axis=0)
-    tl.store(number, num)
-    if num > 0:
-        place = (tl.cumsum(of_groups, axis=0) - of_groups)[None, :] + tl.cumsum(inside, axis=0) - 1
-        tl.store(target + place, values, mask=is_inside & (place < ROOM))
+    tl.store(number, tl.sum(of_groups, axis=0))
+    place = (tl.cumsum(of_groups, axis=0) - of_groups)[None, :] + tl.cumsum(inside, axis=0) - 1
+    place = tl.where(is_inside, place, ROOM)
+    tl.store(target + place, values, mask=place < ROOM)
 
 
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
@@ -231,14 +229,14 @@ def settle(
             if is_settled:
                 low = _last_of(keys, top_k, low, most)
             weights = tl.where(keys >= low, weights, 0.0)
-            total = total_of(weights)
+            total = tl.sum(weights)
         if top_p < 1.0:
             mass = top_p * total
-            is_settled = is_settled & ((above < mass) | (top_k > 0)) & (above + total_of(weights) >= mass)
+            is_settled = is_settled & ((above < mass) | (top_k > 0)) & (above + tl.sum(weights) >= mass)
             if is_settled:
                 low = _last_of_nucleus(keys, weights, mass - above, low, most)
         # What min_p leaves of what is not gathered is not known here.
-        is_low_kept = total_of(tl.where(keys == low, weights - min_p, 0.0)) >= 0.0
+        is_low_kept = tl.sum(tl.where(keys == low, weights - min_p, 0.0)) >= 0.0
         is_settled = is_settled & (is_low_kept | (tl.load(edges + num_rows + row) == float("inf")))
         if is_settled:
             kept = tl.where((keys > low) & (weights >= min_p), weights, 0.0)
@@ -257,7 +255,7 @@ def _last_of(keys, wanted, lowest, most):
     low, high = lowest.to(tl.int64), most.to(tl.int64)
     while low < high:
         middle = (low + high + 1) >> 1
-        is_enough = total_of((keys >= middle).to(tl.int32)) >= wanted
+        is_enough = tl.sum((keys >= middle).to(tl.int32)) >= wanted
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
     return low.to(tl.int32)
 
@@ -268,6 +266,6 @@ def _last_of_nucleus(keys, weights, wanted, lowest, most):
     low, high = lowest.to(tl.int64), most.to(tl.int64)
     while low < high:
         middle = (low + high + 1) >> 1
-        is_enough = total_of(tl.where(keys >= middle, weights, 0.0)) >= wanted
+        is_enough = tl.sum(tl.where(keys >= middle, weights, 0.0)) >= wanted
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
     return low.to(tl.int32)

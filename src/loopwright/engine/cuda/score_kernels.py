@@ -60,12 +60,6 @@ def highest(found, row, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def total_of(values):
-    """Of two dimensions."""
-    return tl.sum(tl.sum(values, axis=0), axis=0)
-
-
-@triton.jit
 def columns_of(part, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """The columns of one part of a row as [GROUP, CHUNK / GROUP]: a thread has whole groups, and little to tell."""
     inner: tl.constexpr = CHUNK // GROUP
