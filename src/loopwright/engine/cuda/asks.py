@@ -15,7 +15,7 @@ from torch import Tensor
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun, TracedSampler
 from loopwright.engine.cuda.distributions import Asked
-from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, is_adjusting
+from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, is_adjusting, is_special
 from loopwright.engine.sampler import Question
 from loopwright.engine.traced import by_graph, carried
 from loopwright.engine.transfer import to_device
@@ -160,9 +160,7 @@ def _drawn(
 
 def _is_common(sampling: Sampling | None) -> bool:
     """Whether a draw says all of it."""
-    if sampling is None or (sampling.top_logprobs and sampling.logprobs == "processed"):
-        return False
-    return sampling.temperature == 0 or sampling.typical_p == 1
+    return sampling is not None and not is_special(sampling)
 
 
 _PLAIN = Sampling()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, RowResult, Sampled, StepResult
 from loopwright.core.errors import ErrorInfo
+from loopwright.engine.asked import Asked
 from loopwright.engine.cuda.decode_asks import DecodeAnswers
-from loopwright.engine.model_runner import Asked
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
 
