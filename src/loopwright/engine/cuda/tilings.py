@@ -22,7 +22,8 @@ class Tiling:
     """How a product is cut: `outputs`, `rows` and `inputs` of one round of a program; the latter whole groups.
 
     The inputs are in `chunks` parts, whose sums are added in order: each is a program of its own, if it `is_split`.
-    With `folds`, scales meet the weights, which are rounded once more, and not the sums."""
+    With `folds`, scales meet the weights, which are rounded once more, and not the sums. If it `is_turned`, a tensor
+    core reads weights from shared memory too: what is made of few bits is made once for all rows of a program."""
 
     outputs: int
     rows: int
@@ -32,6 +33,7 @@ class Tiling:
     chunks: int = 1
     is_split: bool = False
     folds: bool = False
+    is_turned: bool = False
 
 
 PRODUCT = (Tiling(16, 16, 512, 2, 3), Tiling(32, 32, 256, 4, 4))
@@ -55,10 +57,16 @@ _MAX_CHUNKS = 4
 _SMALL_BYTES = 8 << 20  # of a matrix of 8 bits that more than 128 rows multiply once it is bfloat16
 FIXED = Tiling(32, 32, 128, 4, 4)
 """For any number of rows, if a row's bits may not depend on it."""
-WIDE = Tiling(32, 128, 128, 4, 3)
-WIDE_GATED = Tiling(32, 128, 128, 8, 3)
-"""What may take the place of FIXED for more rows, where `agree` has seen equal bits. They have as many outputs, so that
-a tensor core's instruction is the same: for 64 and more it is another."""
+OWN = {
+    "plain": (PRODUCT[0], PRODUCT[1], Tiling(64, 128, 128, 4, 3, is_turned=True),
+              Tiling(128, 256, 64, 8, 4, is_turned=True)),
+    "few bits": (*FEW_BITS[:3], Tiling(32, 128, 128, 4, 3)),
+}  # fmt: skip
+OWN_GATED = {
+    "plain": (*GATED, Tiling(64, 128, 64, 8, 4, is_turned=True), Tiling(64, 256, 64, 8, 4, is_turned=True)),
+    "few bits": (*FEW_BITS_GATED[:3], Tiling(32, 128, 128, 8, 3)),
+}
+"""What may take the place of FIXED where `agree` has seen equal bits. All multiply 16 inputs at a time, in order."""
 
 
 def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | None:
@@ -83,11 +91,31 @@ def _spread(tiling: Tiling, matrix: Matrix, num_rows: int) -> Tiling:
     return replace(tiling, chunks=chunks, is_split=True) if chunks > 1 else tiling
 
 
-def fixed_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
-    """One for all numbers of rows, or a wide one for the kinds for which it is `alike`."""
-    if num_rows <= FIXED.rows or matrix.kind not in alike:
-        return FIXED
-    return WIDE_GATED if is_gated else WIDE
+def own_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
+    """One of those that give a row the same bits for any number of rows: FIXED, or for the kinds for which all are
+    `alike`, the fastest. In how many parts the inputs are is the matrix's alone."""
+    tiling, chunks = FIXED, 1 if is_gated else _own_chunks(matrix)
+    if matrix.kind in alike:
+        some = (OWN_GATED if is_gated else OWN)["plain" if matrix.kind == "plain" else "few bits"]
+        tiling = next((one for one in some if num_rows <= one.rows), some[-1])
+    is_split = tiling != FIXED and chunks > 1 and num_rows <= MOST_ROWS
+    return replace(tiling, chunks=chunks, is_split=is_split and num_tiles(tiling, matrix, num_rows) <= ARRIVALS)
+
+
+def own_sizes(kind: MatrixKind) -> list[int]:
+    """Numbers of rows by which all ways of `own_tiling` are taken, the largest with more than one tile of rows."""
+    name = "plain" if kind == "plain" else "few bits"
+    sizes = sorted({one.rows for some in (OWN[name], OWN_GATED[name]) for one in some})
+    return [*(size - 3 for size in sizes), sizes[-1] + 4]
+
+
+def _own_chunks(matrix: Matrix) -> int:
+    tiles, chunks = -(-matrix.num_outputs // FEW_BITS[1].outputs), 1
+    if matrix.kind == "plain":
+        return 1
+    while chunks < _MAX_CHUNKS and tiles * chunks < _PROGRAMS[0] and 4 * chunks * SPAN <= matrix.size:
+        chunks *= 2
+    return chunks
 
 
 def num_tiles(tiling: Tiling, matrix: Matrix, num_rows: int) -> int:
