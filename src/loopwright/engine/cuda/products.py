@@ -123,7 +123,7 @@ class OwnProducts:
 
     def _piece(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> int:
         """How many of so many rows cuBLAS multiplies next."""
-        for size in PIECES:
+        for size in PIECES[-1:] if use == "logits" else PIECES:  # of more rows, logits would take the memory of others
             if num_rows >= size and self._gives_equal_bits(use, matrix, size, device):
                 return size
         is_step = tilings.NARROW_ROWS < num_rows < PIECES[-1] and num_rows % _STEP == 0
@@ -142,7 +142,9 @@ class OwnProducts:
         vectors = torch.randn(num_rows, matrix.size, generator=generator, device=device).bfloat16()
         num_outputs = matrix.num_outputs // 2 if use in ("silu", "gelu") else matrix.num_outputs
         dtype = torch.float32 if use in ("onto", "logits") else torch.bfloat16
-        found = torch.randn(num_rows, num_outputs, generator=generator, device=device).to(dtype)
+        found = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
+        if use == "onto":
+            found.normal_(generator=generator)
         expected = found.clone()
         by_cublas(use, vectors, matrix, found)
         self._by_kernels(use, vectors, matrix, expected, None)
