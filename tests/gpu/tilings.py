@@ -34,6 +34,7 @@ SHAPES = {
     "8b.qkv": (6144, 4096), "8b.out": (4096, 4096), "8b.gate": (28672, 4096), "8b.down": (4096, 14336),
     "8b.head": (128256, 4096),
 }  # fmt: skip
+USES: dict[str, Use] = {"qkv": "project", "out": "onto", "gate": "silu", "down": "onto", "head": "logits"}
 CUBLAS_ROWS = (48, 64, 96, 128, 160, 192, 224, 240, 256, 512, 1024)
 COLD_BYTES = 160_000_000  # of copies of a matrix
 
@@ -47,43 +48,30 @@ def folded(*some: Tiling) -> list[Tiling]:
     return [replace(one, folds=True) for one in some]
 
 
-def turned(*some: Tiling) -> list[Tiling]:
-    return [replace(one, is_turned=True) for one in some]
-
-
-WIDE = folded(
-    *split(Tiling(128, 128, 128, 8, 3), 1, 2),
-    *turned(*split(Tiling(128, 256, 128, 8, 2), 1, 2, 4), *split(Tiling(128, 128, 128, 8, 3), 1, 4),
-            *split(Tiling(128, 128, 128, 4, 2), 1), *split(Tiling(64, 256, 128, 8, 2), 1, 4)),
-)  # fmt: skip
-WIDE_GATED = folded(
-    Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3),
-    *turned(Tiling(64, 256, 128, 8, 2), Tiling(64, 128, 128, 8, 3), Tiling(64, 128, 128, 4, 2)),
-)  # fmt: skip
+WIDE = folded(*split(Tiling(128, 128, 128, 8, 3), 1, 2), *split(Tiling(64, 128, 128, 4, 3), 2))
+WIDE_GATED = folded(Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3))
 WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
-    ("int8", 256): (WIDE, WIDE_GATED),
-    ("int8", 128): (WIDE[:1] + WIDE[5:8], WIDE_GATED[:1] + WIDE_GATED[3:]),
+    ("plain", 1): ([tilings.FIXED, tilings.PRODUCT[0]], [tilings.FIXED, tilings.GATED[0]]),
+    ("plain", 32): ([tilings.FIXED, tilings.PRODUCT[1]], [tilings.FIXED, tilings.GATED[1]]),
     ("plain", 256): (
-        [Tiling(64, 128, 128, 8, 3),
-         *turned(*split(Tiling(128, 256, 64, 8, 4), 1, 4), *split(Tiling(128, 128, 64, 8, 4), 1, 4),
-                 Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 256, 64, 8, 4))],
-        [Tiling(64, 128, 128, 8, 3),
-         *turned(Tiling(64, 256, 64, 8, 4), Tiling(64, 128, 64, 8, 4), Tiling(64, 128, 64, 4, 4))],
+        [Tiling(32, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 3), Tiling(64, 64, 128, 4, 4)],
+        [Tiling(32, 128, 128, 8, 3), Tiling(64, 128, 128, 8, 3)],
     ),
+    ("int8", 1): (
+        [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
+        [Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4)],
+    ),
+    ("int8", 32): ([*split(Tiling(64, 32, 128, 4, 5), 1, 2, 4)], [Tiling(64, 32, 128, 4, 4)]),
+    ("int8", 256): (WIDE, WIDE_GATED),
     ("int4", 1): (
-        [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4),
-         *split(Tiling(32, 8, 512, 2, 3), 2)],
+        [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
         [Tiling(32, 8, 128, 2, 6), Tiling(32, 8, 256, 2, 4), Tiling(64, 16, 128, 4, 4)],
     ),
     ("int4", 32): (
-        [*split(Tiling(64, 32, 128, 4, 5), 2, 4), *split(Tiling(32, 32, 256, 2, 3), 2, 4),
-         *split(Tiling(64, 32, 256, 4, 3), 4)],
-        [Tiling(64, 32, 128, 4, 4), Tiling(32, 32, 128, 2, 4), Tiling(32, 32, 256, 2, 3)],
+        [*split(Tiling(64, 32, 128, 4, 5), 1, 2, 4), *split(Tiling(64, 32, 256, 4, 3), 4)],
+        [Tiling(64, 32, 128, 4, 4), Tiling(32, 32, 256, 2, 3)],
     ),
-    ("int4", 256): (
-        folded(*split(Tiling(128, 128, 128, 8, 3), 2), *turned(*split(Tiling(128, 256, 128, 8, 2), 1, 4))),
-        folded(Tiling(64, 64, 128, 4, 3), *turned(Tiling(64, 256, 128, 8, 2))),
-    ),
+    ("int4", 256): (WIDE, WIDE_GATED),
 }  # fmt: skip
 """What is tried for a kind and a number of rows: for a product, and for a gated one."""
 
@@ -91,8 +79,7 @@ WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
 def described(tiling: Tiling) -> str:
     chunks = f" c{tiling.chunks}{'s' if tiling.is_split else ''}" if tiling.chunks > 1 else ""
     size = f"{tiling.outputs}x{tiling.rows}x{tiling.inputs}"
-    kind = f"{' f' if tiling.folds else ''}{' t' if tiling.is_turned else ''}"
-    return f"{size} w{tiling.num_warps} s{tiling.num_stages}{chunks}{kind}"
+    return f"{size} w{tiling.num_warps} s{tiling.num_stages}{chunks}{' f' if tiling.folds else ''}"
 
 
 def told(kind: MatrixKind, tiling: Tiling, *, is_gated: bool) -> str:
@@ -213,20 +200,20 @@ def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: Collect
 
 
 def equal() -> None:
-    """Which ways give a row the bits of FIXED, and of how many rows cuBLAS does."""
+    """Of how many rows cuBLAS gives the bits of the kernels, and which of their ways give a row those of FIXED."""
+    own = OwnProducts({"plain"})
+    for name, (num_outputs, size) in SHAPES.items():
+        matrix = Matrix.of(torch.randn(num_outputs, size, device=CUDA), "plain", CUDA, torch.bfloat16)
+        use: Use = USES[name.partition(".")[2]]
+        found = {rows: own.gives_equal_bits(use, matrix, rows, CUDA) for rows in CUBLAS_ROWS}
+        signs = [f"{rows}{'=' if is_equal else '!'}" for rows, is_equal in found.items()]
+        sys.stdout.write(f"cuBLAS, {name}: {' '.join(signs)}\n")
+        sys.stdout.flush()
     kinds: tuple[MatrixKind, ...] = ("plain", "int8", "int4")
     for kind in kinds:
         for tiling, is_equal in dict.fromkeys(product_kernels.compared(kind, CUDA)):
             sys.stdout.write(f"{kind}: {described(tiling)}: {'' if is_equal else 'NOT '}the bits of all others\n")
-    own = OwnProducts({"plain"})
-    for name, (num_outputs, size) in SHAPES.items():
-        matrix = Matrix.of(torch.randn(num_outputs, size, device=CUDA), "plain", CUDA, torch.bfloat16)
-        use: Use = "silu" if name.endswith("gate") else "project" if name.endswith("qkv") else "onto"
-        use = "logits" if name.endswith("head") else use
-        found = {rows: own._gives_equal_bits(use, matrix, rows, CUDA) for rows in CUBLAS_ROWS}
-        signs = [f"{rows}{'=' if is_equal else '!'}" for rows, is_equal in found.items()]
-        sys.stdout.write(f"cuBLAS, {name}: {' '.join(signs)}\n")
-    sys.stdout.flush()
+            sys.stdout.flush()
 
 
 def all_wanted(kinds: Collection[str]) -> list[tuple[MatrixKind, Tiling, bool]]:

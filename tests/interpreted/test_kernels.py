@@ -1,7 +1,6 @@
 """Products and attention of the kernels beside torch's; the bits of a row, whoever is beside it."""
 
 import dataclasses
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import HeadNorms, TorchOperations, multiplied
 from loopwright.engine.cuda.tile_attention import TileAttention, launches
-from loopwright.engine.cuda.tilings import Tiling
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import ModelConfig
 from runner_rig import runs_of
@@ -29,7 +27,6 @@ CPU = torch.device("cpu")
 KINDS: tuple[MatrixKind, ...] = ("plain", "fp8", "int8", "int4")
 SIZES = (1, 2, 7, 32, 64)
 SIZE = 160  # a group and a part of one
-TURNED = Tiling(16, 32, 128, 4, 2, is_turned=True)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -48,7 +45,7 @@ def is_near(found: Tensor, expected: Tensor, most: float = 0.02) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_torchs(kind: MatrixKind) -> None:
     matrix, vectors, bias = matrix_of(kind), numbers(35, SIZE).bfloat16(), numbers(70, seed=2).bfloat16()
-    some = [tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=False), TURNED, replace(TURNED, folds=True)]
+    some = [tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=False)]
     expected = multiplied(vectors.float(), dataclasses.replace(matrix), bias) if kind != "plain" else None
     if expected is None:
         expected = torch.nn.functional.linear(vectors.float(), matrix.values.float(), bias.float())
@@ -62,7 +59,7 @@ def test_products_are_torchs(kind: MatrixKind) -> None:
         product_kernels.add_product(rows, matrix, bias, added, tiling)
         assert is_near(added - residual, wanted)
     gate, up = (expected - bias.float()).chunk(2, dim=-1)
-    for tiling in (tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=True), TURNED, replace(TURNED, folds=True)):
+    for tiling in (tilings.FIXED, tilings.tiling_for(matrix, 5, is_gated=True)):
         assert tiling is not None
         rows = vectors[: tiling.rows + 3]
         assert is_near(product_kernels.gated_product(rows, matrix, tiling), (silu(gate) * up)[: len(rows)])

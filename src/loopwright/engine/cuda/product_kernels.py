@@ -23,17 +23,7 @@ from loopwright.engine.cuda.few_bits_kernels import (
 )
 from loopwright.engine.cuda.gate_kernels import opened
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.summing_kernels import (
-    parts_of,
-    places_of,
-    plus_dot,
-    plus_group,
-    read_vectors,
-    rows_of,
-    sums_of_chunk,
-    totals_of,
-    zeros,
-)
+from loopwright.engine.cuda.summing_kernels import parts_of, plus_group, read_vectors, rows_of, sums_of_chunk, totals_of
 from loopwright.engine.cuda.tilings import ARRIVALS, SPAN, Tiling, num_tiles, own_sizes, own_tiling
 
 HAS_PTX = not triton.knobs.runtime.interpret
@@ -142,7 +132,7 @@ def _launch(  # the kernels have no types
     kernel[grid](
         vectors, matrix.values, matrix.scales, *before, out, *after, num_rows, num_outputs, size,
         OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, ROWS=tiling.rows, BITS=_bits(matrix),
-        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, IS_TURNED=tiling.is_turned, IS_WHOLE=_is_whole(size, tiling),
+        IS_FP8=matrix.kind == "fp8", FOLDS=tiling.folds, IS_WHOLE=_is_whole(size, tiling),
         PTX=HAS_PTX, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
 
@@ -185,19 +175,20 @@ def _numbers(
 def _product(
     vectors, weight, scales, bias, out, parts, arrivals, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    CHUNKS: tl.constexpr, IS_SPLIT: tl.constexpr, FOLDS: tl.constexpr, IS_TURNED: tl.constexpr, IS_WHOLE: tl.constexpr,
+    CHUNKS: tl.constexpr, IS_SPLIT: tl.constexpr, FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr,
     PTX: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SUM: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
     row = rows_of(ROWS, IS_SPLIT)
-    place, mask = places_of(row, output, is_output, num_rows, num_outputs, IS_TURNED)
+    place = row.to(tl.int64)[None, :] * num_outputs + output[:, None]
+    mask = (row < num_rows)[None, :] & is_output[:, None]
     is_last = True
     if IS_SPLIT:
         chunk = tl.program_id(2)
         sums = sums_of_chunk(
             vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
-            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_TURNED, IS_WHOLE, PTX,
+            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
         )  # fmt: skip
         own = parts + place
         plane = num_rows.to(tl.int64) * num_outputs
@@ -207,26 +198,25 @@ def _product(
         is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == CHUNKS - 1
         if is_last:
             tl.store(arrived, 0)
-            sums = zeros(OUTPUTS, ROWS, IS_TURNED)
+            sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
             for other in tl.static_range(0, CHUNKS):
                 sums += tl.load(own + other * plane, mask=mask, other=0.0, cache_modifier=".cg")
     elif CHUNKS == 1:
         sums = sums_of_chunk(
             vectors, weight, scales, output, is_output, row, 0, num_rows, size,
-            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_TURNED, IS_WHOLE, PTX,
+            OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
         )  # fmt: skip
     else:
-        sums = zeros(OUTPUTS, ROWS, IS_TURNED)
+        sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for chunk in range(CHUNKS):
             sums += sums_of_chunk(
                 vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
-                OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_TURNED, IS_WHOLE, PTX,
+                OUTPUTS, INPUTS, ROWS, BITS, IS_FP8, CHUNKS, FOLDS, IS_WHOLE, PTX,
             )  # fmt: skip
     if is_last:
         at = out + place
         if HAS_BIAS:
-            added = tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
-            sums += added[None, :] if IS_TURNED else added[:, None]
+            sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
         if IS_SUM:
             sums += tl.load(at, mask=mask, other=0.0)
         tl.store(at, sums.to(out.dtype.element_ty), mask=mask)
@@ -236,20 +226,20 @@ def _product(
 def _gated_product(
     vectors, weight, scales, out, num_rows, num_outputs, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    FOLDS: tl.constexpr, IS_TURNED: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr, IS_GELU: tl.constexpr,
+    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr, IS_GELU: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < num_outputs
     other = output + num_outputs
     row = rows_of(ROWS, False)
-    gates = zeros(OUTPUTS, ROWS, IS_TURNED)
-    ups = zeros(OUTPUTS, ROWS, IS_TURNED)
+    gates = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    ups = tl.zeros([OUTPUTS, ROWS], tl.float32)
     if BITS == 16:
         for start in range(0, size, INPUTS):
             column = start + tl.arange(0, INPUTS)
             read = read_vectors(vectors, row, column, num_rows, size, IS_WHOLE)
-            gates = plus_dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, gates, IS_TURNED)
-            ups = plus_dot(read_weights(weight, other, is_output, column, size, IS_WHOLE), read, ups, IS_TURNED)
+            gates = tl.dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, gates)
+            ups = tl.dot(read_weights(weight, other, is_output, column, size, IS_WHOLE), read, ups)
     else:
         own = factors_of(scales, output, is_output, 0, size, BITS)
         others = factors_of(scales, other, is_output, 0, size, BITS)
@@ -263,17 +253,18 @@ def _gated_product(
                     ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
                     others_ahead = factors_of(scales, other, is_output, group + 1, size, BITS)
                 reads = parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
-                totals = totals_of(reads, OUTPUTS, ROWS, IS_TURNED) if BITS == 4 and not FOLDS else reads
+                totals = totals_of(reads, OUTPUTS) if BITS == 4 and not FOLDS else reads
                 gates = plus_group(
-                    gates, reads, totals, weight, own, output, is_output, group, size, OUTPUTS, ROWS, BITS, IS_FP8,
-                    FOLDS, IS_TURNED, IS_WHOLE, PTX,
+                    gates, reads, totals, weight, own, output, is_output, group, size, BITS, IS_FP8, FOLDS,
+                    IS_WHOLE, PTX,
                 )  # fmt: skip
                 ups = plus_group(
-                    ups, reads, totals, weight, others, other, is_output, group, size, OUTPUTS, ROWS, BITS, IS_FP8,
-                    FOLDS, IS_TURNED, IS_WHOLE, PTX,
+                    ups, reads, totals, weight, others, other, is_output, group, size, BITS, IS_FP8, FOLDS,
+                    IS_WHOLE, PTX,
                 )  # fmt: skip
                 if not FOLDS:
                     own, others = ahead, others_ahead
     found = opened(gates, IS_GELU) * ups
-    place, mask = places_of(row, output, is_output, num_rows, num_outputs, IS_TURNED)
+    place = row.to(tl.int64)[None, :] * num_outputs + output[:, None]
+    mask = (row < num_rows)[None, :] & is_output[:, None]
     tl.store(out + place, found.to(out.dtype.element_ty), mask=mask)

@@ -124,12 +124,13 @@ class OwnProducts:
     def _piece(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> int:
         """How many of so many rows cuBLAS multiplies next."""
         for size in PIECES[-1:] if use == "logits" else PIECES:  # of more rows, logits would take the memory of others
-            if num_rows >= size and self._gives_equal_bits(use, matrix, size, device):
+            if num_rows >= size and self.gives_equal_bits(use, matrix, size, device):
                 return size
         is_step = tilings.NARROW_ROWS < num_rows < PIECES[-1] and num_rows % _STEP == 0
-        return num_rows if is_step and self._gives_equal_bits(use, matrix, num_rows, device) else 0
+        return num_rows if is_step and self.gives_equal_bits(use, matrix, num_rows, device) else 0
 
-    def _gives_equal_bits(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> bool:
+    def gives_equal_bits(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> bool:
+        """Whether cuBLAS does, of so many rows of such a matrix. While a graph is captured, nothing new is tried."""
         key = use, matrix.num_outputs, matrix.size, num_rows
         if key not in self._is_equal:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

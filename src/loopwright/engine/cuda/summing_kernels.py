@@ -1,6 +1,6 @@
 """What one program of a product adds up: inputs of the vectors, numbers of the weights, and their sums.
 
-Parts of the product kernels, which call them. Sums are [OUTPUTS, ROWS]; turned they are [ROWS, OUTPUTS].
+Parts of the product kernels, which call them. Sums are [OUTPUTS, ROWS].
 """
 
 import triton
@@ -42,32 +42,10 @@ def read_vectors(vectors, row, column, num_rows, size, IS_WHOLE: tl.constexpr):
 
 
 @triton.jit
-def plus_dot(numbers, reads, sums, IS_TURNED: tl.constexpr):
-    """sums + numbers · reads. Turned, what is made in registers is put where a tensor core reads both sides from, and
-    many rows are multiplied with it once it is there."""
-    return tl.dot(tl.trans(reads), tl.trans(numbers), sums) if IS_TURNED else tl.dot(numbers, reads, sums)
-
-
-@triton.jit
-def zeros(OUTPUTS: tl.constexpr, ROWS: tl.constexpr, IS_TURNED: tl.constexpr):
-    return tl.zeros([ROWS, OUTPUTS] if IS_TURNED else [OUTPUTS, ROWS], tl.float32)
-
-
-@triton.jit
-def _by_output(factor, IS_TURNED: tl.constexpr):
-    """[OUTPUTS, 1], as sums have their outputs."""
-    return tl.trans(factor) if IS_TURNED else factor
-
-
-@triton.jit
-def totals_of(reads, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, IS_TURNED: tl.constexpr):
-    """Of four groups of inputs what they add up to, for each output the same."""
+def totals_of(reads, OUTPUTS: tl.constexpr):
+    """Of four groups of inputs what they add up to: [OUTPUTS, ROWS], for each output the same."""
     ones = tl.full([OUTPUTS, GROUP // 4], 1.0, tl.float32).to(tl.bfloat16)
-    none = zeros(OUTPUTS, ROWS, IS_TURNED)
-    return (
-        plus_dot(ones, reads[0], none, IS_TURNED), plus_dot(ones, reads[1], none, IS_TURNED),
-        plus_dot(ones, reads[2], none, IS_TURNED), plus_dot(ones, reads[3], none, IS_TURNED),
-    )  # fmt: skip
+    return tl.dot(ones, reads[0]), tl.dot(ones, reads[1]), tl.dot(ones, reads[2]), tl.dot(ones, reads[3])
 
 
 @triton.jit
@@ -87,9 +65,8 @@ def parts_of(vectors, row, start, num_rows, size, PARTS: tl.constexpr, IS_WHOLE:
 
 @triton.jit
 def plus_group(
-    sums, reads, totals, weight, factors, output, is_output, group, size, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    BITS: tl.constexpr, IS_FP8: tl.constexpr, FOLDS: tl.constexpr, IS_TURNED: tl.constexpr, IS_WHOLE: tl.constexpr,
-    PTX: tl.constexpr,
+    sums, reads, totals, weight, factors, output, is_output, group, size, BITS: tl.constexpr, IS_FP8: tl.constexpr,
+    FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """What 128 inputs of fewer bits add to the sums; `reads` are the vectors there, `totals` theirs of 4 bits, and
     `factors` what the inputs have beside their words. The scales meet the sums, or with FOLDS the numbers, which are
@@ -98,24 +75,21 @@ def plus_group(
         numbers = numbers_of_8(weight, output, is_output, group, size, IS_FP8, IS_WHOLE, PTX)
         if FOLDS:
             for part in tl.static_range(2):
-                sums = plus_dot(scaled(numbers[part], factors[0], PTX), reads[part], sums, IS_TURNED)
+                sums = tl.dot(scaled(numbers[part], factors[0], PTX), reads[part], sums)
         else:
-            found = plus_dot(numbers[0], reads[0], zeros(OUTPUTS, ROWS, IS_TURNED), IS_TURNED)
-            found = plus_dot(numbers[1], reads[1], found, IS_TURNED)
-            scale = _by_output(factors[0].to(tl.float32), IS_TURNED)
-            sums = tl.fma(found, tl.broadcast_to(scale, found.shape), sums)
+            found = tl.dot(numbers[1], reads[1], tl.dot(numbers[0], reads[0]))
+            sums = tl.fma(found, tl.broadcast_to(factors[0].to(tl.float32), found.shape), sums)
     elif FOLDS:
         fours = numbers_of_4(weight, factors, output, is_output, group, size, IS_WHOLE, PTX)
         for part in tl.static_range(4):
-            sums = plus_dot(scaled(fours[part], scale_of(factors[part]), PTX), reads[part], sums, IS_TURNED)
+            sums = tl.dot(scaled(fours[part], scale_of(factors[part]), PTX), reads[part], sums)
     else:
         fours = levels_of_4(weight, output, is_output, group, size, IS_WHOLE, PTX)
         for part in tl.static_range(4):
-            found = plus_dot(fours[part], reads[part], zeros(OUTPUTS, ROWS, IS_TURNED), IS_TURNED)
-            zero = _by_output(-(zero_of(factors[part]).to(tl.float32) + LIFT), IS_TURNED)
-            scale = _by_output(scale_of(factors[part]), IS_TURNED)
+            found = tl.dot(fours[part], reads[part])
+            zero = -(zero_of(factors[part]).to(tl.float32) + LIFT)
             found = tl.fma(totals[part], tl.broadcast_to(zero, found.shape), found)
-            sums = tl.fma(found, tl.broadcast_to(scale, found.shape), sums)
+            sums = tl.fma(found, tl.broadcast_to(scale_of(factors[part]), found.shape), sums)
     return sums
 
 
@@ -123,18 +97,18 @@ def plus_group(
 def sums_of_chunk(
     vectors, weight, scales, output, is_output, row, chunk, num_rows, size,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr, IS_FP8: tl.constexpr,
-    CHUNKS: tl.constexpr, FOLDS: tl.constexpr, IS_TURNED: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
+    CHUNKS: tl.constexpr, FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """What one of CHUNKS equal parts of the inputs gives: [OUTPUTS, ROWS], or turned. Scales are read a round ahead."""
+    """What one of CHUNKS equal parts of the inputs gives: [OUTPUTS, ROWS]. Scales are read a round ahead."""
     share = tl.cdiv(size, CHUNKS * _SPAN) * _SPAN
     begin = chunk * share
     end = tl.minimum(begin + share, size)
-    sums = zeros(OUTPUTS, ROWS, IS_TURNED)
+    sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     if BITS == 16:
         for start in range(begin, end, INPUTS):
             column = start + tl.arange(0, INPUTS)
             read = read_vectors(vectors, row, column, num_rows, size, IS_WHOLE)
-            sums = plus_dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, sums, IS_TURNED)
+            sums = tl.dot(read_weights(weight, output, is_output, column, size, IS_WHOLE), read, sums)
     else:
         # Where scales meet the numbers, they have to lie as the numbers do, which only what is read there does.
         factors = factors_of(scales, output, is_output, begin // GROUP, size, BITS)
@@ -146,23 +120,11 @@ def sums_of_chunk(
                 else:
                     ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
                 reads = parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
-                totals = totals_of(reads, OUTPUTS, ROWS, IS_TURNED) if BITS == 4 and not FOLDS else reads
+                totals = totals_of(reads, OUTPUTS) if BITS == 4 and not FOLDS else reads
                 sums = plus_group(
-                    sums, reads, totals, weight, factors, output, is_output, group, size, OUTPUTS, ROWS, BITS, IS_FP8,
-                    FOLDS, IS_TURNED, IS_WHOLE, PTX,
+                    sums, reads, totals, weight, factors, output, is_output, group, size, BITS, IS_FP8, FOLDS,
+                    IS_WHOLE, PTX,
                 )  # fmt: skip
                 if not FOLDS:
                     factors = ahead
     return sums
-
-
-@triton.jit
-def places_of(row, output, is_output, num_rows, num_outputs, IS_TURNED: tl.constexpr):
-    """Of sums in what they are stored to, and which there are."""
-    if IS_TURNED:
-        place = row.to(tl.int64)[:, None] * num_outputs + output[None, :]
-        mask = (row < num_rows)[:, None] & is_output[None, :]
-    else:
-        place = row.to(tl.int64)[None, :] * num_outputs + output[:, None]
-        mask = (row < num_rows)[None, :] & is_output[:, None]
-    return place, mask

@@ -22,8 +22,7 @@ class Tiling:
     """How a product is cut: `outputs`, `rows` and `inputs` of one round of a program; the latter whole groups.
 
     The inputs are in `chunks` parts, whose sums are added in order: each is a program of its own, if it `is_split`.
-    With `folds`, scales meet the weights, which are rounded once more, and not the sums. If it `is_turned`, a tensor
-    core reads weights from shared memory too: what is made of few bits is made once for all rows of a program."""
+    With `folds`, scales meet the weights, which are rounded once more, and not the sums."""
 
     outputs: int
     rows: int
@@ -33,7 +32,6 @@ class Tiling:
     chunks: int = 1
     is_split: bool = False
     folds: bool = False
-    is_turned: bool = False
 
 
 PRODUCT = (Tiling(16, 16, 512, 2, 3), Tiling(32, 32, 256, 4, 4))
@@ -48,6 +46,7 @@ FEW_BITS_GATED = (
     Tiling(64, 64, 128, 4, 3, folds=True), Tiling(128, 128, 128, 8, 2, folds=True),
 )  # fmt: skip
 """For 8 and 4 bits, likewise."""
+_FOUR_BITS_GATED = Tiling(32, 8, 256, 2, 4)  # in the place of the first of them
 ARRIVALS = 4096
 """Tiles that a split product has at most."""
 _PROGRAMS = (256, 512)  # that a split product has at least, for fewer than _LONG inputs and for more
@@ -58,12 +57,11 @@ _SMALL_BYTES = 8 << 20  # of a matrix of 8 bits that more than 128 rows multiply
 FIXED = Tiling(32, 32, 128, 4, 4)
 """For any number of rows, if a row's bits may not depend on it."""
 OWN = {
-    "plain": (PRODUCT[0], PRODUCT[1], Tiling(64, 128, 128, 4, 3, is_turned=True),
-              Tiling(128, 256, 64, 8, 4, is_turned=True)),
+    "plain": (*PRODUCT, Tiling(64, 128, 128, 8, 3)),
     "few bits": (*FEW_BITS[:3], Tiling(32, 128, 128, 4, 3)),
-}  # fmt: skip
+}
 OWN_GATED = {
-    "plain": (*GATED, Tiling(64, 128, 64, 8, 4, is_turned=True), Tiling(64, 256, 64, 8, 4, is_turned=True)),
+    "plain": (*GATED, Tiling(64, 128, 128, 8, 3)),
     "few bits": (*FEW_BITS_GATED[:3], Tiling(32, 128, 128, 8, 3)),
 }
 """What may take the place of FIXED where `agree` has seen equal bits. All multiply 16 inputs at a time, in order."""
@@ -79,6 +77,8 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
     if num_rows > most or (is_small and num_rows > 128):
         return None
     tiling = next((one for one in tilings if num_rows <= one.rows), tilings[-1])
+    if matrix.kind == "int4" and tiling == FEW_BITS_GATED[0] and is_gated:
+        tiling = _FOUR_BITS_GATED
     return tiling if is_gated or matrix.kind == "plain" else _spread(tiling, matrix, num_rows)
 
 
