@@ -72,6 +72,15 @@ def test_another_multiplies_the_rows_for_which_all_of_its_bits_were_equal(
             assert another.num_rows == expected
 
 
+def test_where_there_is_no_memory_for_a_trial_the_kernels_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(products, "by_cublas", full)
+    own = OwnProducts(())
+    assert torch.equal(own.project(VECTORS[:48], MATRIX, None)[:32], own.project(VECTORS[:32], MATRIX, None))
+
+
 def test_steps_are_tried_by_their_own_number_of_rows_and_other_numbers_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

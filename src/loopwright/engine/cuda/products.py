@@ -135,7 +135,10 @@ class OwnProducts:
         if key not in self._is_equal:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
-            self._is_equal[key] = self._try(use, matrix, num_rows, device)
+            try:
+                self._is_equal[key] = self._try(use, matrix, num_rows, device)
+            except torch.OutOfMemoryError:  # what it takes beside two results is what the product would take
+                self._is_equal[key] = False
         return self._is_equal[key]
 
     def _try(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> bool:
