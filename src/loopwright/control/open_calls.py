@@ -16,10 +16,12 @@ from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.returns import Returns
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_times import StepTimes
+from loopwright.control.successors import Successors
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODE_RESULT, DecodeResult, HeadRow, RowResult, StepResult
@@ -45,15 +47,17 @@ class OpenCalls:
         step_times: StepTimes,
         moment: Moment,
         tell_due: Callable[[], None],
+        returns: Returns,
+        successors: Successors,
     ) -> None:
         self._resources, self._scheduler, self._compiling = resources, scheduler, compiling
         self._sessions = sessions
         self._observer = observer
         self._step_times = step_times
-        self._moment = moment
+        self._moment, self._returns, self._successors = moment, returns, successors
         self._num_rows = 0  # of the step that was over last
-        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due)
-        self.watched = WatchedCalls(resources, self._finish, self._fail)
+        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due, self._rest)
+        self.watched = WatchedCalls(resources, self._finish, self._fail, self._withdraw, self.decoded.tell_last)
 
     # A step is over
 
@@ -63,6 +67,7 @@ class OpenCalls:
         self.decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
             call.num_in_steps -= 1
+            self.watched.go_back(call)
         for call, row in step.outcomes(result):
             call.num_in_steps -= 1
             if not call.is_over:  # with its run, or because a call of this very step failed
@@ -74,7 +79,9 @@ class OpenCalls:
             self._resources.mark_empty(call, private.page)  # its new block may be empty
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self.decoded.take(step.decoding, step.decoded, DecodeResult.of_rows([failed] * len(step.decoded)))
+        self.decoded.take(
+            step.decoding, step.decoded, DecodeResult.of_rows(step.decoded.rows, [failed] * len(step.decoded))
+        )
         for call in step.copying:  # what their pages held is lost
             call.num_in_steps -= 1
             self._fail(call, info)
@@ -138,6 +145,8 @@ class OpenCalls:
         ready = ordering.leave(call)
         self._resources.release(call)
         session = self._sessions[call.run_id]
+        if session.kept is not None and session.kept.call is call:
+            session.kept = None
         del session.open_calls[call.call_id]
         call.queue.num_open -= 1
         session.idle_since_s = self._moment.now_s
@@ -151,6 +160,7 @@ class OpenCalls:
             self._sessions[call.run_id].idle_since_s = self._moment.now_s  # if it waits for its program now
         elif row.error is not None:
             self._resources.give_up_restoring(call)
+            self.watched.go_back(call)
             self.refuse(call, row.error)
         elif call.restoring is not None:
             is_restored = call.restoring.advance(row)
@@ -158,12 +168,28 @@ class OpenCalls:
                 self._end_interrupted(call, call.work)
             elif is_restored:
                 self._take_restored(call)
+            self.watched.go_back(call)
         elif isinstance(call.work, Feed):
             self._take_row(call, call.work, row)
         elif isinstance(call.work, HeadRow):
             self._finish(call, forwarded(row, call.work.sampling))
         else:
             self._finish(call, Done())
+
+    def _withdraw(self, call: OpenCall) -> None:
+        """A watched segment goes on, or not, from other tokens than the decode group has: it is one of that no more."""
+        self.decoded.forget(call)
+        if call.decoding is not None:
+            call.decoding.withdraw(call)
+            self._scheduler.rest(call, self._moment.step_over_s)
+
+    def _rest(self, call: OpenCall, error: ErrorInfo | None) -> None:
+        """A watched segment is none of the decode group's any more: it waits for its program, or is over."""
+        feed = call.work
+        assert isinstance(feed, WatchedFeed)
+        self._scheduler.rest(call, self._moment.now_s)
+        self._sessions[call.run_id].idle_since_s = self._moment.now_s
+        self.watched.take_end(call, feed, error)
 
     def _take_restored(self, call: OpenCall) -> None:
         """The call has dropped pages back; perhaps not all of them."""
@@ -184,7 +210,7 @@ class OpenCalls:
         if not isinstance(feed, SegmentFeed):
             if is_over:
                 cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
-                self._finish(call, feed.result(len(call.pages), cost))
+                self._finish_forward(call, feed.result(len(call.pages), cost))
             return
         if feed.view is not None:
             self._resources.slide(call)
@@ -201,6 +227,17 @@ class OpenCalls:
         else:
             self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
+
+    def _finish_forward(self, call: OpenCall, result: CallResult) -> None:
+        """Its program says what follows, and may go on from here."""
+        session = self._sessions[call.run_id]
+        if self._successors.keep(call, session):
+            session.idle_since_s = self._moment.now_s
+            call.inbox.put(Completion(call.call_id, result, None, self._observed(call)))
+        else:
+            self._finish(call, result)
+        if not session.open_calls:
+            self._returns.told(session, self._moment.now_s)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, result)
