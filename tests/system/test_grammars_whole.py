@@ -138,7 +138,7 @@ def test_what_is_no_grammar_is_refused_by_name() -> None:
         async with byte_system() as system:
             final = (await system.run(source)).final
             assert final.error is not None
-            assert (final.code, final.error.field) == ("program_error", "grammar")
+            assert (final.code, final.error.field) == ("bad_request", "grammar")
             assert final.error.message == "grammar: {'type': 'null'} is not Grammar or None"
 
     in_loop(scenario)
