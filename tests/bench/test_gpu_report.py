@@ -101,6 +101,20 @@ async def test_a_job_that_fails_or_hangs_leaves_the_others_and_what_it_said(monk
     assert found[hangs].lines[0] == "begun"
 
 
+def test_what_ends_the_run_ends_its_jobs_and_leaves_what_they_had_said() -> None:
+    """The first job asks for the end of all politely, as `timeout` does, and hangs."""
+    asks = "import os, signal; print('begun', os.getpid(), flush=True); os.kill(os.getppid(), 15); signal.pause()"
+    found: dict[Job, Outcome] = {}
+    jobs = [Job("", (asks,), 60), Job("", ("print('never')",), 60)]
+    with pytest.raises(KeyboardInterrupt):
+        run_lanes(jobs, make_lanes(1, "cpu"), time.monotonic() + 60, _words, found.__setitem__)
+    assert list(found) == jobs[:1]
+    said, process_id = found[jobs[0]].lines[0].split()
+    assert said == "begun"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process_id), 0)
+
+
 async def test_a_job_for_which_there_is_no_time_is_left_out_and_said_so() -> None:
     late, short = Job("llama-8b", ("print(1)",), 30, start_s=1000.0), Job("", ("print(2)",), 1, start_s=1.0)
     found = await _follow_lanes([late, short], 1)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -90,14 +91,12 @@ def run_lanes(
             with lock:
                 done(job, outcome)
 
-    threads = [threading.Thread(target=follow, args=(lane,), daemon=True) for lane in lanes]
-    with _ended_by_signal():
+    with _ended_by_signal(), ThreadPoolExecutor(len(lanes)) as pool:
+        following = [pool.submit(follow, lane) for lane in lanes]
         try:
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-        finally:
+            for one in following:
+                one.result()
+        finally:  # `done` hears of what those had said that are ended here
             waiting.clear()
             for process in list(running):
                 _end(process)
