@@ -23,7 +23,7 @@ from figures.picture import draw, points
 from figures.report import Bench, Section, percentile
 from figures.streams import run_batch, system_over
 from figures.suites import figures_of
-from lanes import Job, Outcome, make_lanes, run_lanes
+from lanes import Job, Lane, Outcome, make_lanes, run_lanes
 from written import Report
 
 NAMES = [one.name for one in SECTIONS]
@@ -188,7 +188,17 @@ def test_what_takes_all_gpus_is_last_and_by_itself_or_left_out(
     jobs = list(speed.jobs_of(["tpot", "ranks"]))
     report = Report(tmp_path / "report.md", {}, "today", jobs)
     arguments = SimpleNamespace(seconds=500.0, device="cuda", tests=True, lanes=0)
+    ends: dict[str, float] = {}
+
+    def noted(some: list[Job], lanes: list[Lane], ends_s: float, *rest: object) -> None:
+        ends.update({job.names[0]: ends_s for job in some})
+        run_lanes(some, lanes, ends_s, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(speed, "run_lanes", noted)
     assert speed.run_all(arguments, jobs, num_gpus, report)  # type: ignore[arg-type]
+    if num_gpus == 2:
+        ranks = next(job for job in jobs if job.names == ("ranks",))
+        assert ends["tpot"] + ranks.start_s + ranks.budget_s < ends["ranks"], "time is kept for it"
     said = report.path.read_text()
     assert ("test_two_gpus.py : ran test_two_gpus.py" in said) is (num_gpus == 2)
     assert "test_real_weights.py : ran test_real_weights.py" in said
