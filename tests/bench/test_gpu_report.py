@@ -19,6 +19,7 @@ import side_by_side
 import speed
 from figures import PLAN, SECTIONS, goals, peers
 from figures.arriving import Judged, arrivals_s
+from figures.decoding import read_bytes
 from figures.picture import draw, points
 from figures.report import Bench, Section, percentile
 from figures.streams import run_batch, system_over
@@ -157,6 +158,15 @@ def test_figures_are_kept_as_they_come_and_a_suite_s_rows_become_some(tmp_path: 
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     assert figures_of(tmp_path / "rows.json", r"mechanism=(\w+)") == {"segment/tpot_ms": 1.02, "segment/added_ms": 0.1}
+
+
+def test_a_step_of_many_rows_reads_most_experts_and_no_more_of_other_weights() -> None:
+    assert read_bytes(Bench("llama-1b", "cuda", 1), 100, 256) == 100
+    bench = Bench("qwen3-30b-a3b", "cuda", 1)
+    assert read_bytes(bench, 6_000_000_000, 1) == pytest.approx(6e9)
+    all_of_them = 6e9 + 48 * 3 * 2048 * 768 * 2 * 120
+    assert 0.999 * all_of_them < read_bytes(bench, 6_000_000_000, 256) < all_of_them
+    assert 0.85 * all_of_them < read_bytes(bench, 6_000_000_000, 32) < 0.9 * all_of_them
 
 
 def test_the_picture_has_what_was_measured_beside_what_others_did(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, r
     if arguments.tests:
         is_well &= tests(report, side_by_side.PARTS, num_gpus, ends_s)
     kept_s = sum(job.start_s + job.budget_s for job in alone) if len(alone) < len(jobs) else 0.0
+    kept_s = min(kept_s, arguments.seconds / 2)
     kept_s += TWO_GPU_TESTS_S if arguments.tests and num_gpus > 1 else 0.0
     words = partial(words_of, arguments, report)
     lanes = make_lanes(arguments.lanes or max(1, min(MAX_LANES, num_gpus)), arguments.device)
@@ -78,7 +79,9 @@ def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, r
 
 
 def tests(report: Report, parts: Sequence[tuple[str, str]], num_gpus: int, ends_s: float) -> bool:
-    passed, said = side_by_side.run_parts(parts, num_gpus, max(1.0, ends_s - time.monotonic()))
+    passed, said = side_by_side.run_parts(
+        parts, num_gpus, max(1.0, min(side_by_side.LIMIT_S, ends_s - time.monotonic()))
+    )
     report.tests += said
     report.save()
     return passed
