@@ -79,8 +79,9 @@ async def tpot(bench: Bench) -> None:
         best = min(rounds, key=lambda one: one.tpot_s)
         bench.row(
             batch, 1e3 * best.tpot_s, peers.beside(bench.shape, batch), 1e3 * best.steady_s,
-            best.steady_s / floors_s[batch], 1e3 * best.ttft_s, round(best.tokens_per_s), round(1e6 * best.host_s), round(1e6 * best.steady_host_s),
-            round(1e6 * best.stream_host_s), round(1e6 * best.process_s), round(best.tokens_per_core_s),
+            best.steady_s / floors_s[batch], 1e3 * best.ttft_s, round(best.tokens_per_s),
+            round(1e6 * best.host_s), round(1e6 * best.steady_host_s), round(1e6 * best.stream_host_s),
+            round(1e6 * best.process_s), round(best.tokens_per_core_s),
         )  # fmt: skip
         for name, value in (("tpot", 1e3 * best.tpot_s), ("steady", 1e3 * best.steady_s),
                             ("host", 1e3 * best.steady_host_s), ("host_mean", 1e3 * best.host_s),
