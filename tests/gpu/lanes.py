@@ -27,7 +27,7 @@ class Job:
     names: tuple[str, ...]
     budget_s: float
     num_gpus: int = 1
-    start_s: float = 40.0
+    start_s: float = 15.0
 
     def __str__(self) -> str:
         return f"{', '.join(self.names)} of {self.shape or 'this machine'}"
