@@ -196,6 +196,7 @@ def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sa
         ({"top_p": 0.9}, {"logit_bias": {7: 3.0}, "allowed": tuple(range(0, 250, 3))}),
         ({"top_k": 40, "top_p": 0.7}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "seen": (4, 5)}),
         ({"min_p": 0.1}, {"presence_penalty": 1.5}),
+        ({"typical_p": 0.8}, {"top_k": 30}),
     ],
 )
 def test_draws_of_graphs_are_those_of_launches_one_by_one(
@@ -301,6 +302,10 @@ def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
         Sampling(temperature=1.0, top_p=0.999, seed=10),
         Sampling(temperature=3.0, top_p=0.97, min_p=0.001, seed=11),
         Sampling(temperature=2.0, top_k=5000, top_p=0.99, seed=12),
+        Sampling(temperature=1.0, top_p=0.9, seed=13),
+        Sampling(temperature=1e-4, top_p=0.9, seed=14),
+        Sampling(temperature=4.0, typical_p=0.9, seed=15),
+        Sampling(temperature=1.0, typical_p=0.2, top_k=300, top_p=0.9, min_p=0.5, seed=16),
         Sampling(),
     ],
 )

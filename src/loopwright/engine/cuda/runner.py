@@ -16,6 +16,7 @@ from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, Hea
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
+from loopwright.engine.asked import Asked, Hidden
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed, Ways
@@ -36,7 +37,7 @@ from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
+from loopwright.engine.model_runner import ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.transfer import to_device
 
