@@ -180,6 +180,7 @@ class Controller:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
                 self._is_holding = True
+                self.bell.tell_all()  # they are whom it waits for
                 await self._wait_for_change(hold_s)
                 self._is_holding = False
                 continue

@@ -94,8 +94,9 @@ class RowTables:
         inputs[1, :num_decodes] = decodes.positions
         inputs[2, :num_decodes] = decodes.kv_lens
         inputs[1:3, :num_decodes] += decodes.num_steps
-        for row, single in enumerate(singles, start=num_decodes):
-            inputs[:3, row] = single.token_ids[0], single.positions[0], single.kv_len
+        if singles:
+            own = [(one.token_ids[0], one.positions[0], one.kv_len) for one in singles]
+            inputs[:3, num_decodes:num_rows] = np.array(own, np.int32).T
         inputs[3, :num_rows] = 1
         self.positions[:num_padded], self.kv_lens[:num_padded] = inputs[1], inputs[2]
         tables = [*decodes.block_ids, *(single.block_ids for single in singles)]
