@@ -51,7 +51,7 @@ class Returns:
         self._is_together, self._is_trying = True, False
         self._rates: dict[bool, float] = {}  # tokens a second, by that
         self._patience, self._num_windows = MIN_PATIENCE, 0
-        self._began_s: float | None = None  # the window
+        self._over_s = self._began_s = 0.0  # the last step; the window
         self._num_told, self._seen = 0, set[InlineSession]()  # in it
 
     @property
@@ -61,11 +61,12 @@ class Returns:
 
     def step_over(self, taken_s: float, now_s: float) -> None:
         """A step is over, and answers its calls now."""
-        self._steps_s = (self._steps_s[1], taken_s)
+        usual_s, self._steps_s = min(self._steps_s), (self._steps_s[1], taken_s)
+        pause_s, self._over_s = now_s - self._over_s - taken_s, now_s
         if self._delays_s:
             self._middle_s = median(self._delays_s)
             self._delays_s.clear()
-        if self._began_s is None:
+        if max(taken_s, pause_s) > 2 * MAX_STEPS * usual_s:  # a long prompt, or nobody was there: that says nothing
             self._begin_window(now_s)
         elif self._num_told >= WINDOW * max(len(self._seen), 1):
             self._judge(self._num_told / max(now_s - self._began_s, 1e-9), now_s)
