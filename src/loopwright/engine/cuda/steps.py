@@ -172,6 +172,7 @@ class DecodeSteps:
 
     def note(self, rows: Sequence[int], sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
+        self.tables.noted()
         index = self.to_device(np.array(rows, np.int64))
         self.adjustments.correct(index, self.buffers.outputs[0], sampled[0])
         self.buffers.outputs[::2].index_copy_(1, index, sampled)
