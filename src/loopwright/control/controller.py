@@ -216,9 +216,9 @@ class Controller:
     def _note_step(self, batch: Batch, busy_s: float, waited_s: float) -> None:
         """The engine had this step alone for so long, and before it nothing for so long."""
         self._counts.busy_s += busy_s
-        self._arrivals.step_over(busy_s)
         self._returns.step_over(busy_s, self._clock.now_s())
         num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
+        self._arrivals.step_over(busy_s, has_prompts=num_long > 0 and self._max_running > 1)
         self._step_times.note(num_tokens, busy_s, batch.num_drafts, waited_s)
         self._pace.note(num_tokens - num_long, num_long, busy_s)
         self._observer.step_ran(busy_s)

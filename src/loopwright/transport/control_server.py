@@ -12,12 +12,19 @@ from typing import assert_never
 
 import msgspec
 
+from loopwright.core.calls import Forward, ForwardText, Generate
 from loopwright.core.control import Control, Session
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.results import Completion
 from loopwright.core.told_tokens import ReadTogether, Whose
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import MAX_MESSAGE_BYTES, LinkServer, Peer
+
+ARRIVING_S = 0.05
+"""So long after its run began a first call is expected; nobody waits for a program that does other things first."""
+
+RUNNING = (Generate, ForwardText, Forward)
+"""Calls that a step runs."""
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +35,7 @@ class ControlServer(LinkServer["_Client"]):
     def __init__(self, control: Control, address: str) -> None:
         super().__init__(address, _Client)
         self._control = control
+        self._arriving: set[Session] = set()  # they were opened a moment ago, and have called for nothing to run
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -63,6 +71,7 @@ class ControlServer(LinkServer["_Client"]):
             case messages.CloseSession():
                 del client.sessions[message.session]
                 session.close()
+                self._arrived(session)
             case _:
                 assert_never(message)
 
@@ -73,6 +82,9 @@ class ControlServer(LinkServer["_Client"]):
             self._send(peer, messages.SessionEnded(message.session, error.info()))
             return
         client.sessions[message.session] = session
+        self._arriving.add(session)
+        asyncio.get_running_loop().call_later(ARRIVING_S, self._arrived, session)
+        self._control.expect(len(self._arriving))
         session.when_news(partial(self._carry, peer, client, message.session, session))
         if isinstance(session, ReadTogether):
             if client.reader is None:
@@ -87,6 +99,14 @@ class ControlServer(LinkServer["_Client"]):
             self._complete(peer, client, message.session, completion)
             return
         session.submit(message.call_id, call)
+        if isinstance(call, RUNNING):
+            self._arrived(session)
+
+    def _arrived(self, session: Session) -> None:
+        """The session has its first call, or may have none for long: nobody waits for it."""
+        if session in self._arriving:
+            self._arriving.remove(session)
+            self._control.expect(len(self._arriving))
 
     def _carry(self, peer: Peer, client: "_Client", session_id: int, session: Session) -> None:
         """Takes the session's completions to the client, or waits with them until it takes what it was sent."""
