@@ -111,3 +111,12 @@ async def test_other_policies_decide_by_themselves() -> None:
         run.submit(segment())
         assert await next_step(executor) == 1
         executor.release()
+
+
+def test_on_a_device_a_step_waits_as_long_as_one_for_the_first_prompt_alone_would_take() -> None:
+    arrivals = Arrivals()
+    arrivals.step_over(0.02, has_prompts=True)
+    arrivals.step_over(0.001)  # of rows that decode
+    arrivals.expect(1)
+    assert arrivals.hold_s(5.0, would_hold_up=False) == pytest.approx(0.02)
+    assert arrivals.hold_s(5.02, would_hold_up=False) == 0.0

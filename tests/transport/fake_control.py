@@ -78,6 +78,7 @@ class FakeControl:
         self.limits: dict[RunId, ControlLimits] = {}
         self.tenants: dict[RunId, TenantId] = {}
         self.programs: list[str] = []
+        self.expected: list[int] = []
 
     def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)
@@ -94,7 +95,7 @@ class FakeControl:
         return self.sessions[run_id]
 
     def expect(self, num_launches: int) -> None:
-        """Nothing: with runtime workers of their own, programs start side by side."""
+        self.expected.append(num_launches)
 
     async def stats(self) -> ControlStats:
         return ControlStats(num_steps=11)

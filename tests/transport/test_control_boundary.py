@@ -41,6 +41,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 RUN = RunId("r")
 QUEUE = QueueName(1)
 SYNC = Synchronize(queue=QUEUE)
+GENERATE = Generate(
+    queue=QUEUE, pages=(), grow_from=PageName(0), kv_len=0, tokens=(1,), positions=(0,), sampling=Sampling()
+)
 
 
 @asynccontextmanager
@@ -497,3 +500,23 @@ async def test_a_completion_goes_before_tokens_that_came_after_it_and_tokens_of_
 def part(call_id: int, token_id: int, kind: LogprobKind) -> Completion:
     """A token whose log-probability is as far below zero."""
     return Completion(CallId(call_id), Progress((token_id,), (-float(token_id),), logprob_kind=kind))
+
+
+async def test_sessions_that_have_called_for_nothing_yet_are_expected_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loopwright.transport.control_server.ARRIVING_S", 1000.0)
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        one, other = client.open(RUN, ControlLimits()), client.open(RunId("other"), ControlLimits())
+        await eventually(lambda: control.expected == [1, 2])
+        one.submit(CallId(0), CreateQueue(queue=QUEUE))
+        one.submit(CallId(1), GENERATE)
+        one.submit(CallId(2), GENERATE)
+        await eventually(lambda: len(control.sessions[RUN].calls) == 3)
+        assert control.expected == [1, 2, 1], "a queue is nothing to run, and the second segment is no first call"
+        monkeypatch.setattr("loopwright.transport.control_server.ARRIVING_S", 0.0)
+        client.open(RunId("does other things"), ControlLimits())
+        await eventually(lambda: control.expected == [1, 2, 1, 2, 1])
+        other.close()
+        await eventually(lambda: control.expected[-1] == 0)
