@@ -1,17 +1,18 @@
 """How many tokens of prompts a step may have beside rows that decode, so that nobody waits long for the next token.
 
-Never measures and never cuts: the controller says how long steps took, the scheduler asks. A step with prompts takes as
-long as one without, and so much more for each of their tokens; both are medians of the last steps.
+Never measures and never cuts: the controller says how long steps took, the scheduler asks. What steps took is known by
+their size in tiles, for it grows by no rule: up to some hundreds of tokens a step may take what its launches take.
 """
 
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
-NUM_KEPT = 9
-"""Of each kind, the last steps, whose median counts."""
+NUM_KEPT = 5
+"""Of each size, the last steps, whose median counts."""
 
 MIN_MEASURED = 128
-"""Tokens of prompts in a step from which what one takes can be told."""
+"""Tokens of prompts in a step that tells something."""
 
 FIRST_ROOM = 512
 """Tokens of prompts while nothing is known."""
@@ -22,35 +23,58 @@ MIN_ROOM = 256
 TILE = 128
 """Matrix products are of so many tokens; a last one that is not full takes as long."""
 
+MAX_AGE = 256
+"""After so many further steps with prompts a size is forgotten."""
+
+MAX_DOUBT = 16
+"""And after so many one that took too long is tried again: something else may have held it up."""
+
+
+SLACK = 0.1
+"""Where MIN_ROOM takes longer than the limit, what takes so little more is as good as free."""
+
+
+class _Size(NamedTuple):
+    taken_s: deque[float]
+    noted_at: int  # of the last one, in steps
+
 
 class Pace:
-    """What steps take, by how many rows of one token and how many tokens of prompts they have."""
+    """What steps with prompts took, by how many tiles of tokens they had, rows of one token among them."""
 
     def __init__(self) -> None:
-        self._plain_s: dict[int, deque[float]] = {}  # of steps without prompts, by the power of two of their rows
-        self._token_s: deque[float] = deque(maxlen=NUM_KEPT)  # what a token of a prompt takes
+        self._sizes: dict[int, _Size] = {}
+        self._num_noted = 0  # steps
 
     def note(self, num_single: int, num_prompt: int, taken_s: float) -> None:
         """A step of so many rows of one token, and so many tokens of longer rows, took so long."""
-        if num_prompt >= MIN_MEASURED:
-            self._token_s.append(max(0.0, taken_s - self._of_rows(num_single)) / num_prompt)
-        elif num_single and not num_prompt:
-            self._plain_s.setdefault(num_single.bit_length(), deque(maxlen=NUM_KEPT)).append(taken_s)
+        if num_prompt < MIN_MEASURED:
+            return
+        self._num_noted += 1
+        size = -(-(num_single + num_prompt) // TILE)
+        kept = self._sizes.pop(size).taken_s if size in self._sizes else deque[float](maxlen=NUM_KEPT)
+        kept.append(taken_s)
+        self._sizes[size] = _Size(kept, self._num_noted)  # the last one: they are by when they were noted
+        oldest = next(iter(self._sizes))
+        if self._num_noted - self._sizes[oldest].noted_at > MAX_AGE:
+            del self._sizes[oldest]
 
     def room(self, num_single: int, limit_s: float) -> int:
         """Tokens of prompts for a step of so many rows of one token that is to take `limit_s` at most."""
-        if not self._token_s:
+        if not self._sizes:
             return FIRST_ROOM
-        left_s, token_s = limit_s - self._of_rows(num_single), median(self._token_s)
-        if token_s <= 0:
-            return FIRST_ROOM if left_s > 0 else MIN_ROOM
-        fitting = int(left_s / token_s)
-        return max(MIN_ROOM, fitting - (num_single + fitting) % TILE)
+        least = -(-(num_single + MIN_ROOM) // TILE)
+        return max(MIN_ROOM, self._num_fitting(least, limit_s) * TILE - num_single)
 
-    def _of_rows(self, num_single: int) -> float:
-        """Seconds of a step without prompts: of the next size that ran, or the largest that did."""
-        if not num_single or not self._plain_s:
-            return 0.0
-        size = num_single.bit_length()
-        known = min((one for one in self._plain_s if one >= size), default=max(self._plain_s))
-        return median(self._plain_s[known])
+    def _num_fitting(self, least: int, limit_s: float) -> int:
+        """Tiles: the most that are known to fit, and as many more as what is known of larger steps leaves room for. At
+        least one more where nothing is: only a step that has it tells what it takes."""
+        known = {size: median(one.taken_s) for size, one in self._sizes.items()}
+        limit_s = max(limit_s, (1 + SLACK) * known.get(least, 0.0))  # so many there are in any case
+        best = max((size for size, taken_s in known.items() if taken_s <= limit_s), default=0)
+        first = self._num_noted - MAX_DOUBT
+        larger = min((size for size in known if size > best and self._sizes[size].noted_at >= first), default=None)
+        best_s = known.get(best, 0.0)
+        if larger is not None:
+            return best + int((larger - best) * (limit_s - best_s) / (known[larger] - best_s))
+        return max(best + 1, int(best * limit_s / best_s)) if best_s > 0 else best + 1

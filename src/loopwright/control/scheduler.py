@@ -116,7 +116,7 @@ class Scheduler:
             return None  # they take turns
         if not self._grow_ahead(going):
             return None
-        step = Step(self._resources.shape.block_size, self._decoding, running)
+        step = Step(self._resources.shape.block_size, self._decoding, running, continued=running.cut())
         for call, (source, feed, is_steady) in going.items():
             if is_steady:
                 self._decoding.join(call, num_unknown=1)
@@ -265,6 +265,12 @@ class Scheduler:
             if call.is_over:
                 continue
             feed = call.feed
+            if call in step.continued:
+                num_tokens = self._take_ahead(call, step, budget)
+                budget, is_first = budget - num_tokens, is_first and not num_tokens
+                if call.feed is None or not (call.feed.is_through and isinstance(call.feed, SegmentFeed)):
+                    still_long.append(call)
+                continue
             is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
             if is_fitting and not call.is_resting and (call.is_started or not is_blocked):
@@ -290,6 +296,18 @@ class Scheduler:
                     is_blocked = True
             still_long.append(call)
         self._long = still_long
+
+    def _take_ahead(self, call: OpenCall, step: Step, budget: int) -> int:
+        """Has the next piece of a call, of which one runs, in the step: so many tokens. It has all its blocks."""
+        feed = call.work
+        assert isinstance(feed, Feed)
+        if (row := feed.chunk_ahead(budget)) is None:
+            return 0
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        if feed.is_through and isinstance(feed, SegmentFeed):
+            self._put_short(call)
+        return row.num_tokens
 
     def _prompt_budget(self, num_single: int) -> int:
         """Tokens for longer rows beside so many of one token."""

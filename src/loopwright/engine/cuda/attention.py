@@ -22,9 +22,15 @@ from loopwright.engine.transfer import to_device
 class PlannedRows(Protocol):
     """One step's rows."""
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    @property
+    def takes_own(self) -> bool:
+        """Whether `attend` looks at `own`."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads · head_dim]. The rows' own keys and values
-        are in the cache by then."""
+        are in the cache by then, and, if asked for, in `own` [num_tokens, 2 · num_kv_heads, head_dim] as they are there,
+        keys first."""
         ...
 
 
@@ -53,6 +59,8 @@ class SdpaAttention:
 class SdpaRows:
     """Implements PlannedRows."""
 
+    takes_own = False
+
     def __init__(self, cache: DeviceKvCache, rows: Sequence[AttentionRow], positions: Tensor) -> None:
         self._cache = cache
         self._rows = [(row.num_tokens, used_places(row, cache.device)) for row in rows]
@@ -62,7 +70,7 @@ class SdpaRows:
             for window in windows
         }
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         kv = self._cache.layers[layer]
         outputs = []
         start = 0

@@ -21,8 +21,8 @@ from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.loaded_model import LoadedModel, Rope
 from loopwright.engine.transfer import to_device
 
-Attend = Callable[[int, Tensor], Tensor]
-"""(layer, query [num_tokens, num_heads, head_dim]) → [num_tokens, num_heads · head_dim]."""
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, query [num_tokens, num_heads, head_dim], own) → [num_tokens, num_heads · head_dim], as PlannedRows does."""
 
 
 class DeviceDecoder:
@@ -74,7 +74,8 @@ class DeviceDecoder:
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        return self._run_layers(hidden, self._rotations(positions), places, planned.attend, kept)[0]
+        rotations = self._rotations(positions)
+        return self._run_layers(hidden, rotations, places, planned.attend, kept, takes_own=planned.takes_own)[0]
 
     def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
@@ -104,15 +105,16 @@ class DeviceDecoder:
         planned = self._attention.plan(rows, positions)
         attend_singles = self._attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
-        def attend(layer: int, query: Tensor) -> Tensor:
-            return torch.cat([attend_singles(layer, query[:num_rows]), planned.attend(layer, query[num_rows:])])
+        def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
+            others = planned.attend(layer, query[num_rows:], own[num_rows:])
+            return torch.cat([attend_singles(layer, query[:num_rows], own), others])
 
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
         if kept is not None:
             kept = torch.cat([torch.arange(num_rows, device=kept.device), kept + num_rows])
         residual, normalized = self._run_layers(
-            residual, rotations, torch.cat([own_places.long(), places]), attend, kept
+            residual, rotations, torch.cat([own_places.long(), places]), attend, kept, takes_own=planned.takes_own
         )
         return self._logits(normalized[:num_rows]), residual[num_rows:]
 
@@ -129,7 +131,7 @@ class DeviceDecoder:
         windows = [window for window in dict.fromkeys(cache.windows) if window is not None]
         reaches = {window: operations.reach(table, lens, cache.positions, window) for window in windows}
 
-        def attend(layer: int, query: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
             window = cache.windows[layer]
             reach = None if window is None else reaches[window]
             return operations.attend(query, cache.layers[layer], table, lens, reach)
@@ -141,22 +143,23 @@ class DeviceDecoder:
 
     def _run_layers(
         self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend,
-        kept: Tensor | None = None,
+        kept: Tensor | None = None, *, takes_own: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens."""
-        operations, head_dim, num_tokens = self._operations, self._config.head_dim, len(residual)
+        operations, num_tokens = self._operations, len(residual)
+        num_heads, head_dim = self._config.num_heads, self._config.head_dim
         added: Tensor | None = None
         added_norm: Tensor | None = None
         for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
             normalized = self._norm(added, residual, layer.attention_norm, added_norm)
             qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
             query = operations.rotate_and_store(
-                qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads, layer.head_norms
+                qkv, rotations[rope], places, self.cache.layers[index], num_heads, layer.head_norms, is_kept=takes_own
             )
             narrow = kept if index == len(self._layers) - 1 else None
             if narrow is not None and not len(narrow):
                 return residual[narrow], normalized[narrow]
-            attended = attend(index, query)
+            attended = attend(index, query, qkv[:, num_heads:])
             if narrow is not None:
                 residual, attended = residual[narrow], attended[narrow]
             added_norm = layer.attention_post_norm

@@ -42,6 +42,8 @@ class TileAttention:
 class TileRows:
     """Implements PlannedRows. Masks are bits of the tokens that have one; windows are by position."""
 
+    takes_own = False
+
     def __init__(self, cache: DeviceKvCache, rows: Sequence[AttentionRow], tiling: Tiling, group: int) -> None:
         self._cache, self._tiling = cache, tiling
         width = max(len(_used_blocks(row)) for row in rows)
@@ -60,7 +62,7 @@ class TileRows:
             if window is not None
         }
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         kv, query = self._cache.layers[layer], query.contiguous()
         window = self._cache.windows[layer]
         reaches = [None] * len(self._launches) if window is None else self._reaches[window]
