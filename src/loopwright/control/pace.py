@@ -9,13 +9,13 @@ from statistics import median
 from typing import NamedTuple
 
 NUM_KEPT = 5
-"""Of each size, the last steps, whose median counts."""
+"""Of each size, and without prompts, the last steps, whose median counts."""
 
 MIN_MEASURED = 128
 """Tokens of prompts in a step that tells something."""
 
 FIRST_ROOM = 512
-"""Tokens of prompts while nothing is known."""
+"""Tokens of prompts while nothing is known; less is only for what is known to take too long otherwise."""
 
 MIN_ROOM = 256
 """And what they get in any case: those who wait for their first token come forward too."""
@@ -43,11 +43,14 @@ class Pace:
     """What steps with prompts took, by how many tiles of tokens they had, rows of one token among them."""
 
     def __init__(self) -> None:
+        self._plain_s: deque[float] = deque(maxlen=NUM_KEPT)  # of steps without
         self._sizes: dict[int, _Size] = {}
         self._num_noted = 0  # steps
 
     def note(self, num_single: int, num_prompt: int, taken_s: float) -> None:
         """A step of so many rows of one token, and so many tokens of longer rows, took so long."""
+        if num_single and not num_prompt:
+            self._plain_s.append(taken_s)
         if num_prompt < MIN_MEASURED:
             return
         self._num_noted += 1
@@ -63,18 +66,24 @@ class Pace:
         """Tokens of prompts for a step of so many rows of one token that is to take `limit_s` at most."""
         if not self._sizes:
             return FIRST_ROOM
-        least = -(-(num_single + MIN_ROOM) // TILE)
-        return max(MIN_ROOM, self._num_fitting(least, limit_s) * TILE - num_single)
-
-    def _num_fitting(self, least: int, limit_s: float) -> int:
-        """Tiles: the most that are known to fit, and as many more as what is known of larger steps leaves room for. At
-        least one more where nothing is: only a step that has it tells what it takes."""
         known = {size: median(one.taken_s) for size, one in self._sizes.items()}
-        limit_s = max(limit_s, (1 + SLACK) * known.get(least, 0.0))  # so many there are in any case
+        known[0] = median(self._plain_s) if self._plain_s else 0.0
+        # So many there are in any case, whatever they take.
+        limit_s = max(limit_s, (1 + SLACK) * known.get(-(-(num_single + MIN_ROOM) // TILE), 0.0))
         best = max((size for size, taken_s in known.items() if taken_s <= limit_s), default=0)
+        more = self._num_more(known, best, limit_s - known[best], (num_single + FIRST_ROOM) // TILE)
+        return max(MIN_ROOM, (best + more) * TILE - num_single)
+
+    def _num_more(self, known: dict[int, float], best: int, left_s: float, usual: int) -> int:
+        """Tiles that fit beside the best that is known to, by what the next size takes, larger or smaller. If there is
+        no other, one more up to `usual`: only that tells what a tile takes."""
         first = self._num_noted - MAX_DOUBT
-        larger = min((size for size in known if size > best and self._sizes[size].noted_at >= first), default=None)
-        best_s = known.get(best, 0.0)
-        if larger is not None:
-            return best + int((larger - best) * (limit_s - best_s) / (known[larger] - best_s))
-        return max(best + 1, int(best * limit_s / best_s)) if best_s > 0 else best + 1
+        larger = min((one for one in self._sizes if one > best and self._sizes[one].noted_at >= first), default=0)
+        if larger:
+            return max(0, int((larger - best) * left_s / (known[larger] - known[best])))
+        smaller = max((one for one in known if one < best), default=0)
+        most = max(1, best // 2)
+        rise_s = max(0.0, known[best] - known[smaller])
+        if rise_s * most <= left_s * (best - smaller):
+            return most
+        return max(int(left_s * (best - smaller) / rise_s), int(smaller == 0 and best < usual))

@@ -107,8 +107,7 @@ class Step:
 
     def going_on(self) -> dict[OpenCall, GoingOn] | None:
         """The calls, beside the decode rows, that go on with what the step samples; while it runs. None if one goes on
-        with more than that: not prompts that are cut, which need none of it, but one of which a row of one token is left,
-        and one whose window moves."""
+        with more than that. A prompt that is cut needs none of it, unless its window moves or one token is left."""
         going: dict[OpenCall, GoingOn] = {}
         for place, call in enumerate(self.rows, start=len(self.decoded)):
             feed = call.work

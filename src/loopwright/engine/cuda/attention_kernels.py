@@ -64,8 +64,8 @@ def tiling_for(num_rows: int) -> Tiling:
 
 def reach(table: Tensor, tiles: Tensor, positions: Tensor, window: int, num_tokens: int = 1) -> Reach:
     """Finds the first place that any token of each tile sees, and that from which on all of them see all. `tiles` as
-    `attend` takes them, of at most `num_tokens` tokens; `positions` [places] are the cache's, with those of the tiles' own
-    tokens."""
+    `attend` takes them, of at most `num_tokens` tokens; `positions` [places] are the cache's, with those of the tiles'
+    own tokens."""
     first = torch.empty(2, len(tiles), dtype=torch.int32, device=table.device)
     _first_seen[(len(tiles),)](
         table, tiles, positions, first, table.stride(0), window, TOKENS=max(2, triton.next_power_of_2(num_tokens)),
@@ -224,8 +224,8 @@ def _attend(
 
 @triton.jit
 def _rounds(
-    queries, kv, blocks, bits, positions, begin, stop, end, kv_head, num_kv_heads, own_end, own, own_bits, window, scale,
-    top, total, sums, D: tl.constexpr, DP: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr,
+    queries, kv, blocks, bits, positions, begin, stop, end, kv_head, num_kv_heads, own_end, own, own_bits, window,
+    scale, top, total, sums, D: tl.constexpr, DP: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr,
     IS_SINGLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The softmax's sums with the places from `begin` to `stop`, as far as each token sees them."""

@@ -1,7 +1,8 @@
 """Attention by FlashInfer's kernels: fa3 for prompts where it has a kernel, else fa2.
 
-Prompts without a prefix are read where their product left them, which is faster than by pages. Never imported without FlashInfer; `choice` says whether it is there. Masks and windows are for the kernel of our own:
-FlashInfer's masks are by place, and planning one waits for the device.
+Prompts without a prefix are read where their product left them: that is faster than by pages. Never imported without
+FlashInfer; `choice` says whether it is there. Masks and windows are for the kernel of our own: FlashInfer's masks are
+by place, and planning one waits for the device.
 """
 
 from collections.abc import Sequence
