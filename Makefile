@@ -69,9 +69,8 @@ quality: $(DEV)  ## the quality gate: each way of keeping the default model's we
 kernels: $(DEV) .kernels/.installed ## Triton's kernels by its interpreter, on the CPU: parity, and that a row's bits are its own; minutes
 	PYTHONPATH=.kernels $(BIN)/pytest --timeout 900 tests/interpreted $(ARGS)
 
-gpu:             ## on a machine with a GPU: parity, then speed, and a report; GPU_PYTHON is one with torch for CUDA
-	PYTHONPATH=src $(GPU_PYTHON) tests/gpu/side_by_side.py
-	PYTHONPATH=src $(GPU_PYTHON) tests/gpu/speed.py --report gpu-report.md $(ARGS)
+gpu:             ## on a machine with a GPU: parity, then speed, in ten minutes; gpu-report.md; GPU_PYTHON has torch for CUDA
+	PYTHONPATH=src $(GPU_PYTHON) tests/gpu/speed.py --tests --report gpu-report.md $(ARGS)
 
 agents: $(DEV)   ## the three agents beside the real model: each comes to its end, with an answer
 	@$(BIN)/python tests/programs/live_agents.py

@@ -48,6 +48,9 @@ class FakeRuns:
     async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         raise NotImplementedError
 
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        raise NotImplementedError
+
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return ()
 

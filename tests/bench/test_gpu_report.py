@@ -1,6 +1,11 @@
 """The speed report of a GPU, tried without one: which sections run where, what is good, and that streams are timed."""
 
+import json
+import os
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,47 +13,192 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
+import lanes
 import side_by_side
 import speed
-from figures import SECTIONS
+from figures import PLAN, SECTIONS, goals, peers
 from figures.arriving import Judged, arrivals_s
+from figures.picture import draw, points
 from figures.report import Bench, Section, percentile
 from figures.streams import run_batch, system_over
+from figures.suites import figures_of
+from lanes import Job, Outcome, make_lanes, run_lanes
+from written import Report
 
-
-async def _nothing(bench: Bench) -> None:
-    """Measures nothing."""
-
-
-SHARING = Section("a", "A", 1, _nothing, ("llama-1b", "llama-8b"), shares_system=True)
-OTHER = Section("b", "B", 1, _nothing)
-LATER = Section("c", "C", 1, _nothing, ("llama-8b",), shares_system=True)
+NAMES = [one.name for one in SECTIONS]
 
 
 def test_parts_that_run_side_by_side_are_every_test_once() -> None:
-    files = dict.fromkeys(file for file, _ in side_by_side.PARTS)
+    parts = (*side_by_side.PARTS, *side_by_side.ALONE)
+    files = dict.fromkeys(file for file, _ in parts)
     assert sorted(files) == sorted(one.name for one in side_by_side.FOLDER.glob("test_*.py"))
     for file in files:
-        *some, last = (chosen for name, chosen in side_by_side.PARTS if name == file)
+        *some, last = (chosen for name, chosen in parts if name == file)
         assert last == (f"not ({' or '.join(some)})" if some else "")
 
 
-def test_sections_of_a_model_share_a_process_and_others_have_their_own() -> None:
-    assert list(speed.groups([SHARING, OTHER, LATER], [])) == [
-        ("llama-1b", [SHARING]),
-        ("llama-8b", [SHARING, LATER]),
-        ("", [OTHER]),
-    ]
-    assert list(speed.groups([SHARING, OTHER, LATER], ["tiny"])) == [("tiny", [SHARING, LATER]), ("", [OTHER])]
+def test_every_section_is_planned_and_those_that_share_an_engine_are_apart_from_others() -> None:
+    assert {one.name for _, some in PLAN for one in some} == set(NAMES)
+    assert all(len(some) == 1 or all(one.shares_system for one in some) for _, some in PLAN)
+    planned = [(shape, one.name) for shape, some in PLAN for one in some]
+    assert len(set(planned)) == len(planned)
 
 
-def test_sections_are_chosen_by_name_in_the_order_that_was_asked_for() -> None:
-    assert [one.name for one in speed.chosen_sections("prefill,tpot", "")] == ["prefill", "tpot"]
-    assert [one.name for one in speed.chosen_sections("", "tpot")] == [
-        one.name for one in SECTIONS if one.name != "tpot"
+def test_jobs_come_in_the_plans_order_and_a_shape_stands_in_for_all_models() -> None:
+    some = [(job.shape, job.names) for job in speed.jobs_of(["tpot", "quality", "ttft"])]
+    assert some[:3] == [("llama-8b", ("tpot",)), ("llama-1b", ("tpot",)), ("llama-8b", ("ttft",))]
+    assert ("", ("quality",)) in some
+    tried = [(job.shape, job.names) for job in speed.jobs_of(["tpot", "prefill", "quality", "ttft"], ["tiny", "other"])]
+    assert tried == [
+        ("tiny", ("tpot", "prefill")), ("other", ("tpot", "prefill")), ("tiny", ("ttft",)), ("other", ("ttft",)),
+        ("", ("quality",)),
+    ]  # fmt: skip
+    assert [job.num_gpus for job in speed.jobs_of(["ranks", "noise"])] == [1, 2]
+
+
+def _words(job: Job, seconds: float) -> list[str]:
+    return [sys.executable, "-c", job.names[0]]
+
+
+async def _follow_lanes(jobs: list[Job], num_lanes: int, seconds: float = 60.0) -> dict[Job, Outcome]:
+    found: dict[Job, Outcome] = {}
+    run_lanes(jobs, make_lanes(num_lanes, "cuda"), time.monotonic() + seconds, _words, found.__setitem__)
+    return found
+
+
+async def test_each_lane_has_a_gpu_and_cores_of_its_own() -> None:
+    say = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS'], os.sched_getaffinity(0))"
+    shown = f"{say}; open({{!r}}, 'w').close(); import select\nwhile not os.path.exists({{!r}}): pass"
+    before = os.sched_getaffinity(0)
+    found = await _meeting(shown)
+    assert os.sched_getaffinity(0) == before
+    lines = sorted(outcome.lines[0] for outcome in found.values())
+    cores = sorted(before)
+    half = len(cores) // 2
+    assert lines == [f"0 2 {set(cores[:half])}", f"1 2 {set(cores[half : 2 * half])}"]
+
+
+async def _meeting(shown: str) -> dict[Job, Outcome]:
+    """Two jobs, each of which ends when the other has begun: so both lanes have one."""
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = f"{folder}/one", f"{folder}/other"
+        return await _follow_lanes([Job("", (shown.format(*both),), 30) for both in ((one, other), (other, one))], 2)
+
+
+async def test_a_job_that_fails_or_hangs_leaves_the_others_and_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "HUNG_S", 0.0)
+    fails = Job("", ("import sys; print('before', flush=True); sys.exit('broken')",), 30)
+    hangs = Job("", ("print('begun', flush=True); import signal; signal.pause()",), 0.4, start_s=0.6)
+    goes = Job("", ("print('went')",), 30)
+    found = await _follow_lanes([fails, hangs, goes], 1)
+    assert found[goes].lines == ["went"]
+    assert found[goes].status == 0
+    assert found[fails].status == 1
+    assert found[fails].lines[0] == "before"
+    assert "broken" in found[fails].lines
+    assert found[hangs].status != 0
+    assert found[hangs].lines[0] == "begun"
+
+
+async def test_a_job_for_which_there_is_no_time_is_left_out_and_said_so() -> None:
+    late, short = Job("llama-8b", ("print(1)",), 30, start_s=1000.0), Job("", ("print(2)",), 1, start_s=1.0)
+    found = await _follow_lanes([late, short], 1)
+    assert "s were left" in found[late].why_not
+    assert found[short].lines == ["2"]
+
+
+def test_a_goal_is_met_missed_or_not_measured_by_the_best_figure() -> None:
+    most = goals.Goal("T", {"1": ("a", 1.0), "2": ("b", 2.0)})
+    assert most.row({"a": [3.0, 0.9], "b": [2.0]}) == ("T", "1 · 2", "≤ 1 · ≤ 2", "0.9 · 2", "met")
+    assert most.row({"a": [1.1], "b": [2.0]})[-1] == "**missed** at 1"
+    assert most.row({"b": [2.0]})[-2:] == ("– · 2", "met; not measured: 1")
+    assert most.row({})[-1] == "not measured"
+    least = goals.Goal("T", {"x": ("gain", "said"), "y": ("free", None)}, is_least=True)
+    assert least.row({"gain": [1.0, 1.9], "said": [2.0], "free": [5.0]})[2:] == ("≥ 1.9 · –", "1.9 · 5", "met")
+    assert least.row({"gain": [1.89], "said": [2.0]})[-1] == "**missed** at x; not measured: y"
+
+
+def test_all_goals_of_the_table_have_names_that_sections_give(tmp_path: Path) -> None:
+    """Of those that are put together from a shape and a batch, at least the first part."""
+    given = {"tpot", "worker", "http", "prefill", "host", "host_mean", "core", "mechanisms", "agents", "ttft",
+             "goodput", "quality", "noise", "cost", "together"}  # fmt: skip
+    names = [name for one in goals.GOALS for name, _ in one.figures.values()]
+    assert {name.partition("/")[0] for name in names} == given
+    assert len(set(names)) == len(names)
+    source = "".join(one.read_text() for one in Path(goals.__file__).parent.glob("*.py"))
+    assert all(f'"{one}"' in source for one in given)
+
+
+def test_figures_are_kept_as_they_come_and_a_suite_s_rows_become_some(tmp_path: Path) -> None:
+    bench = Bench("tiny", "cpu", 1, found_at=tmp_path / "found.jsonl", prefix="together")
+    bench.found("tpot", "tiny", 32, value=1.5)
+    bench.found("tpot", "tiny", 32, value=1.25)
+    assert goals.read_found(tmp_path / "found.jsonl") == {"together/tpot/tiny/32": [1.5, 1.25]}
+    assert goals.read_found(tmp_path / "none") == {}
+    rows = [
+        {"case": "mechanism=segment/n=32", "metric": "tpot_ms", "value": 5.0, "ratio": 1.02},
+        {"case": "mechanism=segment/n=32", "metric": "added_ms", "value": 0.1},
+        {"case": "of=another", "metric": "added_ms", "value": 7.0},
     ]
-    with pytest.raises(ValueError, match="no section speed; known are tpot"):
-        speed.chosen_sections("tpot,speed", "")
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert figures_of(tmp_path / "rows.json", r"mechanism=(\w+)") == {"segment/tpot_ms": 1.02, "segment/added_ms": 0.1}
+
+
+def test_the_picture_has_what_was_measured_beside_what_others_did(tmp_path: Path) -> None:
+    found = {f"tpot/llama-1b/{batch}": [9.0, 1.0 + number] for number, batch in enumerate(peers.BATCHES)}
+    assert points(found, "tpot", "llama-1b") == [(1, 1.0), (32, 2.0), (128, 3.0), (256, 4.0)]
+    assert points(found, "http", "llama-1b") == []
+    draw(found, tmp_path / "picture.svg")
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_a_report_is_whole_at_any_moment(tmp_path: Path) -> None:
+    one, other, last = Job("tiny", ("tpot",), 1), Job("tiny", ("http",), 1), Job("", ("quality",), 1)
+    report = Report(tmp_path / "report.md", {"device": "none"}, "today", [one, other, last])
+    report.done(other, Outcome(["## Over HTTP", "FAILED: http"], status=1, took_s=3.0))
+    report.done(one, Outcome(["## From token to token"], took_s=2.0))
+    said = (tmp_path / "report.md").read_text()
+    assert said.index("## Goals and figures") < said.index("## From token to token") < said.index("FAILED: http")
+    assert "not begun, or not ended: quality of this machine" in said
+    report.done(last, Outcome(why_not="0 s were left"))
+    assert "left out: quality of this machine: 0 s were left" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_what_takes_all_gpus_is_last_and_by_itself_or_left_out(
+    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "words_of", lambda arguments, report, job, seconds: _words(Job("", ("print(1)",), 1), 1))
+    monkeypatch.setattr(side_by_side, "words", lambda file, chosen: [sys.executable, "-c", f"print('ran {file}')"])
+    jobs = list(speed.jobs_of(["tpot", "ranks"]))
+    report = Report(tmp_path / "report.md", {}, "today", jobs)
+    arguments = SimpleNamespace(seconds=500.0, device="cuda", tests=True, lanes=0)
+    assert speed.run_all(arguments, jobs, num_gpus, report)  # type: ignore[arg-type]
+    said = report.path.read_text()
+    assert ("test_two_gpus.py : ran test_two_gpus.py" in said) is (num_gpus == 2)
+    assert "test_real_weights.py : ran test_real_weights.py" in said
+    assert ("left out: ranks of llama-8b: torch sees 1 GPU, and it takes 2" in said) is (num_gpus == 1)
+    assert "not begun" not in said
+
+
+def test_one_command_writes_a_report_without_a_gpu(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    words = ["--device", "cpu", "--shapes", "tiny", "--only", "products", "--seconds", "90", "--report", str(report)]
+    ended = subprocess.run([sys.executable, speed.__file__, *words], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = report.read_text()
+    assert "| device | CPU |" in said
+    assert "## Products of a layer: tiny" in said
+    assert "(products of tiny: " in said
+    assert "| Prompts of 8B, tokens/s | 64 of 128" in said
+
+
+def test_sections_are_chosen_by_name_and_by_model() -> None:
+    assert speed.chosen_names("prefill,tpot:llama-1b", "") == ["prefill", "tpot:llama-1b"]
+    assert speed.chosen_names("", "tpot") == [name for name in NAMES if name != "tpot"]
+    with pytest.raises(ValueError, match="no section speed, tpot:tiny; known are tpot"):
+        speed.chosen_names("tpot,speed,tpot:tiny", "")
+    assert [str(job) for job in speed.jobs_of(["tpot:llama-3b", "noise"])] == ["noise of llama-1b", "tpot of llama-3b"]
 
 
 def test_a_request_is_good_if_its_first_token_and_nearly_all_gaps_are_in_time() -> None:
@@ -88,7 +238,7 @@ async def test_streams_are_timed_and_a_section_that_fails_leaves_the_others(caps
     async def fail(bench: Bench) -> None:
         raise ValueError("on purpose")
 
-    arguments = SimpleNamespace(shapes=["tiny"], device="cpu", seed=1, seconds=60.0)
+    arguments = SimpleNamespace(shapes=["tiny"], device="cpu", seed=1, seconds=60.0, found=None)
     sections = [Section("f", "Fails", 10, fail), Section("g", "Goes", 10, lambda bench: _say(bench))]
     assert not await speed.run_here(arguments, sections)  # type: ignore[arg-type]
     said = capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 from jinja2 import Template
 
 from loopwright.bench import agents, mechanisms, steps
-from loopwright.bench.agents import Elapsed, measure_at, predicted_gain
+from loopwright.bench.agents import Elapsed, measure_rounds, network_gain, predicted_gain
 from loopwright.bench.bare_loop import bare_loop
 from loopwright.bench.decode import make_prompts
 from loopwright.bench.opened import opened
@@ -111,14 +111,21 @@ def test_the_predicted_gain_is_a_clients_round_trips_beside_a_programs_one() -> 
     near = Elapsed(program=[2.0], client=[2.0])
     assert predicted_gain(near, 8, 0.0) == 1.0
     assert predicted_gain(near, 8, 0.1) == pytest.approx(2.8 / 2.1)
+    dear = Elapsed(program=[2.0], client=[3.0])
+    assert predicted_gain(dear, 8, 0.1) == pytest.approx(3.8 / 2.1)
+    assert network_gain(dear, 8, 0.1) == pytest.approx(2.8 / 2.1)
 
 
 def test_agents_have_a_row_for_each_distance_with_what_was_predicted_beside() -> None:
     case = make_cases("paper")["react"]
-    found = {ms: Elapsed([2.0, 4.0], [3.0, 5.0]) for ms in agents.ROUND_TRIPS_MS}
+    besides = {
+        side: [{metric: value for metric in agents.BESIDES}] for side, value in (("program", 2.0), ("client", 4.0))
+    }
+    found = {ms: Elapsed([2.0, 4.0], [3.0, 5.0], besides) for ms in agents.ROUND_TRIPS_MS}
     values = {(row.case, row.metric): row for row in agents.rows_of(case, found)}
     assert values["round_trip_ms=20/agents=128", "gain"].value == pytest.approx((1.5 + 1.25) / 2)
     assert values["round_trip_ms=100/agents=128", "predicted_gain"].value == pytest.approx(4.8 / 3.1)
+    assert values["round_trip_ms=0/agents=128", "prefill_tokens"].ratio == 0.5
     assert values["round_trip_ms=0/agents=128", "requests_per_s"].value == pytest.approx((64 + 32) / 2)
 
 
@@ -126,11 +133,11 @@ def test_agents_have_a_row_for_each_distance_with_what_was_predicted_beside() ->
 async def test_agents_run_as_programs_and_as_clients() -> None:
     arguments = {"system": "Think.", "calls": 2, "tool_s": 0.0, "max_tokens": 3}
     case = Case("react", 2, arguments)
-    async with opened(ON_H200, open_bench_system, prefix_cache=True) as system, driving(system, [case]) as driver:
+    async with opened(ON_H200, open_bench_system, prefix_cache=True) as system, driving(system, [case], 3) as driver:
         await agents.warm_up(driver, case)
-        elapsed = await measure_at(driver, case, 0.0, num_rounds=1)
+        found = await measure_rounds(driver, case, (0, 1), num_rounds=1)
         stats = await system.control.stats()
-    assert (len(elapsed.program), len(elapsed.client)) == (1, 1)
+    assert [(len(one.program), len(one.client)) for one in found.values()] == [(1, 1), (1, 1)]
     assert stats.num_decode_tokens >= 8 * 2 * (3 - 1), "eight runs of two turns of three tokens"
 
 
@@ -147,3 +154,13 @@ def test_a_model_of_random_weights_writes_out_chats() -> None:
         messages=[{"role": "user", "content": "x"}], add_generation_prompt=True
     )
     assert written == "user: x\nassistant: "
+
+
+def test_what_such_a_model_has_written_is_the_same_tokens_when_it_is_read_again() -> None:
+    tokenizer = made_up_tokenizer(1000)
+    ids = [104, 105, 300, 999, 10, 260, 33]
+    text = tokenizer.decode(ids)
+    assert text == "hi w300 w999\n w260!"
+    assert tokenizer.encode(text) == ids
+    for other in (" w259", " w1000", " w0300", " w", " w12345678901", "é w3\u0661"):
+        assert tokenizer.encode(other) == list(other.encode()), "no word of the vocabulary"

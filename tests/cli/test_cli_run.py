@@ -32,7 +32,17 @@ def test_a_result_is_printed_and_nothing_else(tmp_path: Path, byte_gguf: Path):
 def test_text_goes_to_stdout_and_everything_else_to_stderr(tmp_path: Path, byte_gguf: Path):
     done = run_command("run", write_program(tmp_path, TALKER), "--model", byte_gguf)
     assert (done.status, done.out) == (0, "text\n")
-    assert done.err.splitlines() == ["[stdout] printed", "[log] logged", '[emit] {"emitted": 1}']
+    asides = ["[stdout] printed", "[log] logged", '[emit] {"emitted": 1}', '[result] "result"']
+    assert done.err.splitlines() == asides
+
+
+@pytest.mark.parametrize("result", ["'text'", "None"])
+def test_a_result_that_says_nothing_new_beside_the_text_is_not_told(result: str, tmp_path: Path, byte_gguf: Path):
+    source = (
+        f"from loopwright import emit_text\nasync def main():\n    emit_text('te'); emit_text('xt'); return {result}"
+    )
+    done = run_command("run", write_program(tmp_path, source), "--model", byte_gguf)
+    assert (done.status, done.out, done.err) == (0, "text\n", "")
 
 
 def test_text_that_ends_its_line_is_left_as_it_is(tmp_path: Path, byte_gguf: Path):
@@ -137,12 +147,18 @@ def test_an_interrupt_while_the_model_is_loaded_is_one_line(tmp_path: Path):
 
 
 def test_the_help_of_a_program_shows_its_flags(tmp_path: Path):
-    program = write_program(tmp_path, '"""Counts sheep."""\nasync def main(num_sheep: int = 3): ...')
+    parameters = "num_sheep: int = 3, names: list[str] = [], of: dict | None = None, either: str | list = ''"
+    program = write_program(tmp_path, f'"""Counts\nsheep.\n\nSlowly."""\nasync def main({parameters}): ...')
     done = run_command("run", program, "--help")
     assert done.status == 0
     assert "example:\n  loopwright run" in done.out
-    assert "Counts sheep." in done.out
-    assert "--num-sheep" in done.out
+    assert "Counts sheep.\n" in done.out
+    assert "Slowly" not in done.out
+    shown = " ".join(done.out.split())
+    assert "--num-sheep VALUE, --num_sheep VALUE int, default 3" in shown
+    assert """--names JSON list[str] (as JSON: '["a", "b"]'), default []""" in shown
+    assert """--of JSON dict | None (as JSON: '{"a": 1}'), default None""" in shown
+    assert "--either VALUE" in shown
 
 
 def test_nothing_of_torch_is_imported_to_say_what_is_wrong(tmp_path: Path):

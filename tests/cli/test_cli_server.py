@@ -1,4 +1,4 @@
-"""serve, deploy, ps, logs and cancel against a real server, and what they say when there is none."""
+"""serve, deploy, undeploy, ps, logs and cancel against a real server, and what they say when there is none."""
 
 import json
 import signal
@@ -55,6 +55,17 @@ def test_a_deployed_program_is_a_route_and_a_model_name(server: Server, tmp_path
     assert "program:say-hello" in [model["id"] for model in models]
 
 
+def test_a_program_that_was_removed_is_no_route_and_no_model_name(server: Server, tmp_path: Path):
+    assert server.command("deploy", write_program(tmp_path, WAITER, "to_remove.py")).status == 0
+    line = server.command("undeploy", "to_remove").error_line()
+    assert "no program 'to_remove' is deployed; did you mean to-remove?" in line
+    done = server.command("undeploy", "to-remove")
+    assert (done.status, done.out, done.err) == (0, "to-remove: removed\n", "")
+    assert httpx.post(f"{server.url}/v1/programs/to-remove/runs", json={}).status_code == 404
+    models = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert "program:to-remove" not in [model["id"] for model in models]
+
+
 def test_a_run_is_listed_followed_and_cancelled(server: Server, tmp_path: Path):
     assert server.command("deploy", write_program(tmp_path, WAITER, "waiter.py")).status == 0
     run_id = start(server, "waiter")
@@ -107,7 +118,7 @@ def test_a_name_that_cannot_be_one_is_one_line(server: Server, tmp_path: Path):
     assert "'A B' cannot name a program" in server.command("deploy", program, "--name", "A B").error_line()
 
 
-@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"]])
+@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"], ["undeploy", "x"]])
 def test_without_a_server_a_verb_says_how_to_start_one(words: list[str], tmp_path: Path):
     write_program(tmp_path, "async def main(): ...")
     with socket.socket() as unused:
@@ -122,7 +133,7 @@ def test_a_url_that_is_none_is_one_line(url: str):
     assert run_command("ps", "--url", url).error_line()
 
 
-@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"]])
+@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"], ["undeploy", "x"]])
 def test_another_kind_of_server_is_one_line(words: list[str], tmp_path: Path):
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None: ...

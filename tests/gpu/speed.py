@@ -1,91 +1,105 @@
-"""How fast the engine and the server are on this GPU, at Llama-3 sizes with random weights: one dated report.
+"""Whether the engine and the server are right on these GPUs, and how fast, at Llama-3 sizes with random weights: one
+dated report.
 
 Each section has a name and a budget of seconds (`figures`); `--only tpot,prefill` runs some, `--seconds` bounds all of
 them together. Sections of one model that measure at control share its engine, in a process of their own; a section that
-fails or does not end in its time says so in the report, and the others run.
+fails or does not end in its time says so in the report, and the others run. With several GPUs there is a lane for each;
+what takes several runs by itself, at the end.
 """
 
 import argparse
 import asyncio
 import datetime
-import subprocess
 import sys
-import threading
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from figures import SECTIONS
+import side_by_side
+from figures import PLAN, SECTIONS
+from figures.hardware import hardware
 from figures.report import Bench, Section
 from figures.streams import system_over
+from lanes import Job, Lane, Outcome, make_lanes, run_lanes
+from written import Report
 
 from loopwright.core.no_collecting import collect_seldom
 
-START_S = 40.0  # what a process takes until it measures: imports, weights, graphs
-HUNG_S = 20.0  # and what it may take after its time
+MAX_LANES = 2  # of more GPUs the rest would wait for cores
+TWO_GPU_TESTS_S = 25.0
 
 
-def groups(sections: Sequence[Section], shapes: Sequence[str]) -> Iterator[tuple[str, list[Section]]]:
-    """What one process does: all sections that share a model's engine, or one other. `shapes` in place of their own."""
-    models = {one.name: one.shapes if not shapes or one.shapes == ("",) else shapes for one in sections}
-    for shape in dict.fromkeys(shape for one in sections for shape in models[one.name] if one.shares_system):
-        yield shape, [one for one in sections if one.shares_system and shape in models[one.name]]
-    for one in sections:
-        if not one.shares_system:
-            yield from ((shape, [one]) for shape in models[one.name])
+def jobs_of(names: Sequence[str], shapes: Sequence[str] = ()) -> Iterator[Job]:
+    """What there is to do of these sections, the most important first; `tpot:llama-1b` is a section of one model.
+    `shapes` in place of the plan's own."""
+    known, seen = {one.name: one for one in SECTIONS}, set[tuple[str, str]]()
+    for shape, sections in PLAN:
+        for model in shapes if shapes and shape else [shape]:
+            chosen = [one.name for one in sections if (model, one.name) not in seen
+                      and (one.name in names or f"{one.name}:{model}" in names)]  # fmt: skip
+            seen |= {(model, name) for name in chosen}
+            if chosen:
+                num_gpus = max(known[name].num_gpus for name in chosen)
+                yield Job(model, tuple(chosen), sum(known[name].budget_s for name in chosen), num_gpus)
 
 
-def run_all(arguments: argparse.Namespace, chosen: Sequence[Section]) -> tuple[list[str], bool]:
-    """The report's lines, and whether all went well."""
-    lines, is_well = [], True
+def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, report: Report) -> bool:
+    """Whether all went well. What takes several GPUs has its time kept for it."""
     ends_s = time.monotonic() + arguments.seconds
-    for shape, sections in groups(chosen, arguments.shapes):
-        left_s = ends_s - time.monotonic()
-        names = ",".join(one.name for one in sections)
-        if left_s < START_S / 2:
-            lines += _said(f"\n{names} of {shape or 'this machine'}: left out, {left_s:.0f} s are left")
-            continue
-        budget_s = min(left_s, START_S + sum(one.budget_s for one in sections))
-        words = ["--in-process", "--only", names, "--seconds", f"{budget_s:.0f}", "--device", arguments.device]
-        words += ["--seed", str(arguments.seed), *(["--shapes", shape] if shape else [])]
-        began_s = time.monotonic()
-        status = _run_process(words, budget_s + HUNG_S, lines)
-        lines += _said(f"\n({names} of {shape or 'this machine'}: {time.monotonic() - began_s:.0f} s)")
-        if status:
-            is_well = False
-            lines += _said(f"FAILED: {names} of {shape}: the process ended with {status}")
-    return lines, is_well
+    is_well = True
+    alone = [job for job in jobs if job.num_gpus > 1 and (arguments.device == "cpu" or job.num_gpus <= num_gpus)]
+
+    def done(job: Job, outcome: Outcome) -> None:
+        nonlocal is_well
+        is_well &= not outcome.status
+        report.done(job, outcome)
+        say(*(outcome.lines or [f"\n{job}: left out, {outcome.why_not}"]), f"\n({job}: {outcome.took_s:.0f} s)")
+
+    for job in jobs:
+        if job.num_gpus > 1 and job not in alone:
+            done(job, Outcome(why_not=f"torch sees {num_gpus} GPU, and it takes {job.num_gpus}"))
+    if arguments.tests:
+        is_well &= tests(report, side_by_side.PARTS, num_gpus, ends_s)
+    kept_s = sum(job.start_s + job.budget_s for job in alone) if len(alone) < len(jobs) else 0.0
+    kept_s += TWO_GPU_TESTS_S if arguments.tests and num_gpus > 1 else 0.0
+    words = partial(words_of, arguments, report)
+    lanes = make_lanes(arguments.lanes or max(1, min(MAX_LANES, num_gpus)), arguments.device)
+    run_lanes([job for job in jobs if job.num_gpus == 1], lanes, ends_s - kept_s, words, done)
+    if arguments.tests and num_gpus > 1:
+        is_well &= tests(report, side_by_side.ALONE, num_gpus, ends_s)
+    run_lanes(alone, [Lane({})], ends_s, words, done)
+    return is_well
 
 
-def _run_process(words: Sequence[str], limit_s: float, lines: list[str]) -> int:
-    """The exit status; one that is not done in its time is ended."""
-    process = subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(limit_s, process.kill)
-    timer.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines += _said(line.rstrip("\n"))
-        return process.wait()
-    finally:
-        timer.cancel()
-        process.kill()
+def tests(report: Report, parts: Sequence[tuple[str, str]], num_gpus: int, ends_s: float) -> bool:
+    passed, said = side_by_side.run_parts(parts, num_gpus, max(1.0, ends_s - time.monotonic()))
+    report.tests += said
+    report.save()
+    return passed
 
 
-def _said(line: str) -> list[str]:
-    sys.stdout.write(line + "\n")
+def words_of(arguments: argparse.Namespace, report: Report, job: Job, seconds: float) -> list[str]:
+    """The command that does a job."""
+    words = [sys.executable, __file__, "--in-process", "--only", ",".join(job.names), "--seconds", f"{seconds:.0f}"]
+    words += ["--device", arguments.device, "--seed", str(arguments.seed)]
+    return [*words, "--found", str(report.found_at), *(["--shapes", job.shape] if job.shape else [])]
+
+
+def say(*lines: str) -> None:
+    sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()
-    return [line]
 
 
 async def run_here(arguments: argparse.Namespace, sections: Sequence[Section]) -> bool:
     """Runs sections of one model in this process. Whether all went well."""
     ends_s, is_well = time.monotonic() + arguments.seconds, True
-    bench = Bench(next(iter(arguments.shapes), ""), arguments.device, arguments.seed)
+    bench = Bench(next(iter(arguments.shapes), ""), arguments.device, arguments.seed, found_at=arguments.found)
     async with AsyncExitStack() as stack:
         if any(one.shares_system for one in sections):
             bench.system = await stack.enter_async_context(system_over(bench.shape, bench.device))
@@ -108,49 +122,65 @@ async def run_here(arguments: argparse.Namespace, sections: Sequence[Section]) -
     return is_well
 
 
-def chosen_sections(only: str, skip: str) -> list[Section]:
-    """In the order of `only`, or all. Raises ValueError for a name that there is not."""
-    known = {one.name: one for one in SECTIONS}
-    names = only.split(",") if only else list(known)
+def chosen_names(only: str, skip: str) -> list[str]:
+    """What `jobs_of` takes. Raises ValueError for a name that there is not."""
+    known = [one.name for one in SECTIONS]
+    models = {f"{one.name}:{shape}" for shape, some in PLAN for one in some if shape}
+    names = only.split(",") if only else known
     left_out = skip.split(",") if skip else []
-    if unknown := [name for name in (*names, *left_out) if name not in known]:
-        raise ValueError(f"there is no section {', '.join(unknown)}; known are {', '.join(known)}")
-    return [known[name] for name in names if name not in left_out]
+    if unknown := [name for name in (*names, *left_out) if name not in {*known, *models}]:
+        raise ValueError(
+            f"there is no section {', '.join(unknown)}; known are {', '.join(known)}, and tpot:llama-1b, say"
+        )
+    return [name for name in names if name not in left_out]
+
+
+def parsed() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", type=Path, help="a file for the report; figures and a picture beside it")
+    parser.add_argument("--tests", action="store_true", help="the tests of this folder first")
+    parser.add_argument("--only", default="", metavar="A,B", help="these sections; tpot:llama-1b is of one model")
+    parser.add_argument("--skip", default="", metavar="A,B", help="all but these sections")
+    parser.add_argument("--shapes", nargs="+", default=[], help="these models in place of the plan's own")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for everything; default: 570")
+    parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the sections")
+    parser.add_argument("--lanes", type=int, default=0, metavar="N", help="so many at once, not one for each of 2 GPUs")
+    parser.add_argument("--commit", default="", help="what is measured, for a tree without git")
+    parser.add_argument("--list", action="store_true", help="the sections, their models and budgets")
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    try:
+        return arguments, chosen_names(arguments.only, arguments.skip)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--report", type=Path, help="a file for the report")
-    parser.add_argument("--only", default="", metavar="A,B", help="these sections, the most important first")
-    parser.add_argument("--skip", default="", metavar="A,B", help="all but these sections")
-    parser.add_argument("--shapes", nargs="+", default=[], help="these models in place of each section's own")
-    parser.add_argument("--seconds", type=float, default=470.0, help="for everything; default: 470")
-    parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the sections")
-    parser.add_argument("--list", action="store_true", help="the sections, their models and budgets")
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    try:
-        sections = chosen_sections(arguments.only, arguments.skip)
-    except ValueError as error:
-        parser.error(str(error))
+    arguments, names = parsed()
     if arguments.list:
-        for one in sections:
-            sys.stdout.write(f"{one.name:<12}{one.budget_s:4.0f} s  {', '.join(one.shapes):<30}{one.title}\n")
+        for one in SECTIONS:
+            shapes = ", ".join(shape for shape, some in PLAN if one in some)
+            say(f"{one.name:<12}{one.budget_s:4.0f} s  {shapes:<46}{one.title}")
         return 0
     if arguments.in_process:
         collect_seldom()  # as a server does
-        return 0 if asyncio.run(run_here(arguments, sections)) else 1
+        return 0 if asyncio.run(run_here(arguments, [one for one in SECTIONS if one.name in names])) else 1
     import torch  # noqa: PLC0415 (a process that only lists or starts others need not wait for it)
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.stderr.write(f"error: torch {torch.__version__} sees no CUDA device\n")
         return 1
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    lines = _said(f"# {name}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, torch {torch.__version__}")
-    found, is_well = run_all(arguments, sections)
-    if arguments.report is not None:
-        arguments.report.write_text("\n".join([*lines, *found]) + "\n")
+    made_on = hardware(arguments.device, arguments.commit)
+    when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    say(f"# {made_on['device']}, {when}, {made_on['versions']}, {made_on['commit']}")
+    jobs = list(jobs_of(names, arguments.shapes))
+    num_gpus = torch.cuda.device_count() if arguments.device == "cuda" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        report = Report(arguments.report or Path(folder, "report.md"), made_on, when, jobs)
+        is_well = run_all(arguments, jobs, num_gpus, report)
+        say("", *report.summary())
     return 0 if is_well else 1
 
 

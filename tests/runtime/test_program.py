@@ -93,6 +93,19 @@ def test_limits_are_capped_by_the_server() -> None:
     assert asked.capped(Limits(memory_mb=128, seconds=60.0)) == Limits(memory_mb=128, seconds=1.0)
 
 
+@pytest.mark.parametrize(
+    ("docstring", "description"),
+    [
+        ("Looks\n  things up.\n\nAnd more.", "Looks things up."),
+        ("Looks\n \t\nup.", "Looks"),
+        ("", ""),
+        ("word " * 200, "word " * 99 + "…"),
+    ],
+)
+def test_a_description_is_the_first_paragraph_in_one_line(docstring: str, description: str) -> None:
+    assert read_program(f'"""{docstring}"""\nasync def main(): pass\n', "p.py").description == description
+
+
 def test_a_description_can_be_sent_whatever_its_escapes_are() -> None:
     assert read_program('"""Half \\ud800."""\nasync def main(): pass\n', "p.py").description == "Half ?."
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.core.errors import PermissionDenied
-from loopwright.core.ids import TenantId
+from loopwright.core.errors import NotFound, PermissionDenied, Unavailable
+from loopwright.core.ids import ONE_TENANT, TenantId
 from loopwright.runtime.program import read_program
 from loopwright.runtime.program_store import ProgramStore
 
@@ -64,3 +64,48 @@ def test_a_program_of_nobody_is_whose_replaces_it_first_and_without_keys_anybody
     ProgramStore(tmp_path).put("agent", SECOND, BOB)
     with pytest.raises(PermissionDenied):
         ProgramStore(tmp_path).put("agent", FIRST, ANN)
+
+
+@pytest.mark.parametrize("tenant", [ANN, ONE_TENANT])
+def test_a_program_is_removed_by_its_own_tenant_alone_and_its_name_is_free(tmp_path: Path, tenant: TenantId) -> None:
+    store = ProgramStore(tmp_path)
+    store.put("agent", FIRST, ANN)
+    other = ProgramStore(tmp_path)  # of another process, which removes it as well
+    with pytest.raises(PermissionDenied, match=r"^name: the program 'agent' is another tenant's"):
+        store.remove("agent", BOB)
+    assert store.get("agent").source == ProgramStore(tmp_path).get("agent").source == FIRST.source
+    for one in (store, other):
+        one.remove("agent", tenant)
+        with pytest.raises(NotFound, match="no program 'agent' is deployed"):
+            one.remove("agent", tenant)
+        assert one.infos() == ()
+    assert list(tmp_path.iterdir()) == []
+    store.put("agent", SECOND, BOB)
+    with pytest.raises(PermissionDenied):
+        store.put("agent", FIRST, ANN)
+
+
+def test_a_program_that_cannot_be_removed_from_the_disk_stays(tmp_path: Path) -> None:
+    store = ProgramStore(tmp_path)
+    store.put("agent", FIRST)
+    (tmp_path / "agent.py").unlink()
+    (tmp_path / "agent.py").mkdir()
+    with pytest.raises(Unavailable, match=r"cannot remove .*agent\.py: "):
+        store.remove("agent")
+    assert store.get("agent").source == FIRST.source
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("hello_world", "did you mean hello-world?"),
+        ("hello-wrold", "did you mean hello-world?"),
+        ("zzz", "loopwright deploy FILE.py; GET /v1/programs lists those that are"),
+    ],
+)
+def test_a_name_that_is_not_deployed_is_answered_with_the_nearest(name: str, hint: str) -> None:
+    store = ProgramStore(None)
+    store.put("hello-world", FIRST)
+    with pytest.raises(NotFound) as caught:
+        store.get(name)
+    assert (caught.value.message, caught.value.hint) == (f"no program {name!r} is deployed", hint)

@@ -1,6 +1,7 @@
 """Deploying, starting, following, listing and cancelling over HTTP."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -50,6 +51,29 @@ async def test_a_deployed_program_is_listed_and_runs_as_events() -> None:
     assert events[4]["value"] == {"n": 10**30}
     assert events[5]["result"] == {"answer": 42}
     assert fake.started[0].spec == RunSpec(program="agent", arguments={"n": 10**30}, seed=5)
+
+
+async def test_a_program_is_removed_and_both_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "loopwright.server")
+    async with live_server(FakeRuns()) as live:
+        await live.http.post("/v1/programs", json={"name": "agent", "source": "s"})
+        removed = await live.http.delete("/v1/programs/agent")
+        assert (removed.status_code, removed.json()) == (200, {"name": "agent", "deleted": True})
+        assert (await live.http.get("/v1/programs")).json() == {"programs": []}
+        again = await live.http.delete("/v1/programs/agent")
+        assert (again.status_code, again.json()["error"]["param"]) == (404, "program")
+    told = [(one.message, one.told["program"]) for one in caplog.records if hasattr(one, "told")]  # type: ignore[attr-defined]
+    assert told == [("a program was deployed", "agent"), ("a program was removed", "agent")]
+
+
+@pytest.mark.parametrize(("method", "end"), [("POST", "/runs"), ("DELETE", "")])
+async def test_a_name_that_is_not_deployed_is_answered_with_the_nearest(method: str, end: str) -> None:
+    async with live_server(FakeRuns()) as live:
+        await live.http.post("/v1/programs", json={"name": "say-hello", "source": "s"})
+        answer = await live.http.request(method, f"/v1/programs/say_hello{end}", json={})
+    assert answer.status_code == 404
+    expected = "no program 'say_hello' is deployed; did you mean say-hello?"
+    assert answer.json()["error"]["message"] == expected
 
 
 async def test_a_source_runs_without_being_deployed_and_only_in_the_sandbox() -> None:

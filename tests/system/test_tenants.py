@@ -207,12 +207,12 @@ def test_a_run_is_not_there_for_another_tenant() -> None:
 
 
 @pytest.mark.wasm
-def test_a_program_is_there_for_all_tenants_and_replaced_by_its_own_alone() -> None:
+def test_a_program_is_there_for_all_tenants_and_replaced_and_removed_by_its_own_alone() -> None:
     async def scenario() -> None:
         async with server() as client:
 
-            async def ask(tenant: str, path: str, body: Any) -> httpx.Response:
-                return await client.http.post(path, json=body, headers={"x-test-tenant": tenant})
+            async def ask(tenant: str, path: str, body: Any, method: str = "POST") -> httpx.Response:
+                return await client.http.request(method, path, json=body, headers={"x-test-tenant": tenant})
 
             first, second = ({"name": "agent", "source": f"async def main(): return {n}\n"} for n in (1, 2))
             assert (await ask("a", "/v1/programs", first)).status_code == 200
@@ -222,5 +222,42 @@ def test_a_program_is_there_for_all_tenants_and_replaced_by_its_own_alone() -> N
                 answer = await ask("b", "/v1/programs/agent/runs", {"stream": False})
                 assert answer.json()["result"] == expected
                 assert (await ask("a", "/v1/programs", second)).status_code == 200
+            refused = await ask("b", "/v1/programs/agent", None, "DELETE")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (403, "name")
+            assert (await ask("a", "/v1/programs/agent", None, "DELETE")).status_code == 200
+            assert (await ask("b", "/v1/programs", second)).status_code == 200  # the name is free
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
+def test_a_run_goes_on_with_its_program_when_that_is_removed_and_so_do_its_children() -> None:
+    source = """
+# /// program
+# permissions = { children = ["@self"] }
+# ///
+from loopwright import receive, spawn
+
+async def late():
+    return "born late"
+
+async def main():
+    await receive()
+    return await (await spawn(late)).wait()
+"""
+
+    async def scenario() -> None:
+        async with server() as client:
+            body = {"name": "agent", "source": source}
+            (await client.http.post("/v1/programs", json=body)).raise_for_status()
+            async with client.http.stream("POST", "/v1/programs/agent/runs?detach=true", json={}) as begun:
+                run_id = begun.headers["x-run-id"]
+            assert (await client.http.delete("/v1/programs/agent")).status_code == 200
+            assert (await client.http.post("/v1/programs/agent/runs", json={})).status_code == 404
+            chat = {"model": "program:agent", "messages": [{"role": "user", "content": "x"}]}
+            assert (await client.http.post("/v1/chat/completions", json=chat)).status_code == 404
+            await client.http.post(f"/v1/runs/{run_id}/messages", json={"message": "go"})
+            told = (await client.http.get(f"/v1/runs/{run_id}/events")).text
+            assert '"result":"born late"' in told, told
 
     in_loop(scenario)

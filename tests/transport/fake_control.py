@@ -12,6 +12,7 @@ from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallResult, CallTiming, Completion, Done
+from loopwright.core.told_tokens import TokenReader
 
 MEASURED = Measured({"control": (Series("step_rows", ("tiny",), 7.0, (1, 0, 2)),)})
 
@@ -47,6 +48,9 @@ class FakeSession:
 
     def when_news(self, tell: Callable[[], None]) -> None:
         self._tell = tell
+
+    def when_tokens(self, reader: TokenReader, name: int) -> None:
+        self.reader, self.name = reader, name
 
     def _have_it_told(self) -> None:
         if self._tell is not None:

@@ -13,7 +13,7 @@ from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured, Series
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.origin import Origin
-from loopwright.core.runs import ClientInput, Parameter, ProgramInfo, RunInfo, RunSpec
+from loopwright.core.runs import ClientInput, Parameter, ProgramInfo, RunInfo, RunSpec, no_program
 
 MODEL = ModelInfo(
     name="tiny",
@@ -106,6 +106,12 @@ class FakeRuns:
         self.owners[name] = tenant
         self.deployed[name] = ProgramInfo(name, source, (Parameter("n", "int", is_required=True),), "0" * 64)
         return self.deployed[name]
+
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        if name not in self.deployed:
+            raise no_program(name, self.deployed)
+        del self.deployed[name]
+        self.owners.pop(name, None)
 
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return tuple(self.deployed.values())

@@ -11,7 +11,7 @@ from eventually import eventually
 from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
 
-from loopwright.core.calls import AllocatePages, CreateQueue, Generate, Sampling, Synchronize
+from loopwright.core.calls import AllocatePages, CreateQueue, Generate, LogprobKind, Sampling, Synchronize
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
@@ -30,6 +30,7 @@ from loopwright.core.results import (
     QueueInfo,
     Segment,
 )
+from loopwright.core.told_tokens import Whose
 from loopwright.transport import control_messages as messages
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.control_client import ControlClient
@@ -382,6 +383,8 @@ async def test_a_client_that_takes_nothing_holds_up_only_itself(monkeypatch: pyt
             if number % 100 == 0:
                 assert (await brisk.stats()).num_steps == 11
         assert control.sessions[RUN].num_received < num_large  # the rest waits in control, not in the socket's memory
+        whose = Whose([control.sessions[RUN].name], [CallId(0)], ["raw"])
+        assert not control.sessions[RUN].reader.take_tokens(whose, (1,), (0.0,), ()), "a token would overtake the rest"
 
         slow._link._pump = pump
         asyncio.get_running_loop().add_reader(slow._link._descriptors[0], pump)
@@ -451,3 +454,46 @@ async def test_a_result_too_large_to_send_is_an_error_of_its_call_alone(monkeypa
         assert got[0].error is not None
         assert got[0].error.code == "limit"
         assert got[1].result == Done()
+
+
+async def test_tokens_of_many_sessions_come_as_one_message_and_are_each_sessions_own() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        sessions = {name: client.open(RunId(name), ControlLimits()) for name in "abc"}
+        await eventually(lambda: len(control.sessions) == 3)
+        fakes = [control.sessions[RunId(name)] for name in "abc"]
+        assert len({id(one.reader) for one in fakes}) == 1, "one reader, for all of a client"
+        whose = Whose([one.name for one in fakes], [CallId(7), CallId(8), CallId(9)], ["raw", "processed", "raw"])
+        assert fakes[0].reader.take_tokens(whose, (1, 2, 3), (-1.0, -2.0, -3.0), ())
+        assert fakes[0].reader.take_tokens(whose, (4, 5, 6), (-4.0, -5.0, -6.0), (1,))
+        fakes[1].complete(CallId(8), Done())
+        got = {name: [] for name in sessions}
+        while sum(map(len, got.values())) < 6:
+            for name in got:
+                if len(got[name]) < 2:
+                    got[name] += await sessions[name].receive()
+        assert got["a"] == [part(7, 1, "raw"), part(7, 4, "raw")]
+        assert got["b"] == [part(8, 2, "processed"), Completion(CallId(8), Done())], "its second token was left out"
+        assert got["c"] == [part(9, 3, "raw"), part(9, 6, "raw")]
+
+
+async def test_a_completion_goes_before_tokens_that_came_after_it_and_tokens_of_a_closed_session_nowhere() -> None:
+    control = FakeControl(is_holding=True)
+    async with connected(control) as client:
+        session, closed = client.open(RUN, ControlLimits()), client.open(RunId("other"), ControlLimits())
+        await eventually(lambda: len(control.sessions) == 2)
+        fakes = [control.sessions[RUN], control.sessions[RunId("other")]]
+        closed.close()
+        fakes[0].complete(CallId(1), Done())
+        await asyncio.sleep(0)  # taken from the session, and not sent yet
+        whose = Whose([one.name for one in fakes], [CallId(2), CallId(2)], ["raw", "raw"])
+        assert fakes[0].reader.take_tokens(whose, (1, 2), (-1.0, -2.0), ())
+        got = []
+        while len(got) < 2:
+            got += await session.receive()
+        assert got == [Completion(CallId(1), Done()), part(2, 1, "raw")]
+
+
+def part(call_id: int, token_id: int, kind: LogprobKind) -> Completion:
+    """A token whose log-probability is as far below zero."""
+    return Completion(CallId(call_id), Progress((token_id,), (-float(token_id),), logprob_kind=kind))

@@ -7,11 +7,19 @@ import pytest
 from child_process import python_process
 from fake_runs import FakeRuns
 
-from loopwright.core.errors import BadRequest, InternalError, NotFound, Overloaded, ProgramRejected, Unavailable
+from loopwright.core.errors import (
+    BadRequest,
+    InternalError,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    ProgramRejected,
+    Unavailable,
+)
 from loopwright.core.events import Event, Finished
-from loopwright.core.ids import RunId, TenantId
+from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured, Series
-from loopwright.core.runs import ClientInput, RunSpec, open_events
+from loopwright.core.runs import ClientInput, ProgramInfo, RunSpec, open_events
 from loopwright.router import router as router_module
 from loopwright.router.router import Router
 from loopwright.transport.addresses import socket_address, socket_folder
@@ -114,6 +122,54 @@ async def test_a_program_is_deployed_everywhere() -> None:
     assert [worker.owners for worker in workers] == [{"agent": "ann"}, {"agent": "ann"}]
     assert [worker.deployed for worker in workers] == [{"agent": info}, {"agent": info}]
     assert await router.programs() == (info,)
+
+
+async def test_a_program_is_removed_everywhere_and_a_worker_that_comes_later_does_not_have_it() -> None:
+    workers = [FakeWorker("a"), FakeWorker("b")]
+    router = Router(workers)
+    for name in ("agent", "other"):
+        await router.deploy(name, "source", f"{name}.py", TenantId("ann"))
+    await router.undeploy("agent", TenantId("ann"))
+    assert [set(worker.deployed) for worker in workers] == [{"other"}, {"other"}]
+    with pytest.raises(NotFound):
+        await router.undeploy("agent", TenantId("ann"))
+    late = FakeWorker("c")
+    late.add_program("agent")  # as it read them from the disk, before
+    await router.admit(late)
+    assert set(late.deployed) == {"other"}
+    await router.admit(FakeWorker("d"))  # which read them after
+
+
+async def test_what_changes_while_a_worker_is_admitted_reaches_it() -> None:
+    class Slow(FakeWorker):
+        async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+            info = await super().deploy(name, source, filename, tenant)
+            if name == "first":  # before it is the router's
+                await router.undeploy("first")
+                await router.deploy("third", "source", "third.py")
+            return info
+
+    router = Router([FakeWorker("a")])
+    for name in ("first", "second"):
+        await router.deploy(name, "source", f"{name}.py")
+    slow = Slow("b")
+    await router.admit(slow)
+    assert set(slow.deployed) == {"second", "third"}
+
+
+async def test_a_name_that_changed_hands_while_a_worker_began_is_its_new_owners() -> None:
+    class HasOlder(FakeWorker):
+        async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+            if self.owners.get(name, tenant) != tenant:
+                raise PermissionDenied("another tenant's")
+            return await super().deploy(name, source, filename, tenant)
+
+    router = Router([FakeWorker("a")])
+    await router.deploy("agent", "source", "agent.py", TenantId("bob"))
+    late = HasOlder("b")
+    await late.deploy("agent", "older", "agent.py", TenantId("ann"))
+    await router.admit(late)
+    assert late.owners == {"agent": "bob"}
 
 
 async def test_lists_are_merged() -> None:

@@ -138,6 +138,10 @@ async def test_programs_runs_and_stats_cross() -> None:
         info = await client.deploy("agent", "source", "agent.py", TenantId("ann"))
         assert fake.owners == {"agent": "ann"}
         assert await client.programs() == (info,)
+        await client.undeploy("agent", TenantId("ann"))
+        assert await client.programs() == ()
+        with pytest.raises(NotFound, match="no program 'agent' is deployed"):
+            await client.undeploy("agent", TenantId("ann"))
         run_id = await client.start(HELLO)
         assert await client.runs() == await fake.runs()
         await client.cancel(run_id)

@@ -59,6 +59,9 @@ class TalkingRuns:
     async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         raise InternalError("these runs only talk")
 
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        raise InternalError("these runs only talk")
+
     async def send(self, run_id: RunId, sent: ClientInput) -> None:
         raise InternalError("these runs only talk")
 

@@ -1,4 +1,5 @@
-"""The command line's HTTP client for a running server. Never starts one. Used by deploy, ps, logs and cancel."""
+"""The command line's HTTP client for a running server. Never starts one. Used by deploy, undeploy, ps,
+logs and cancel."""
 
 import argparse
 import json
@@ -42,6 +43,11 @@ def server_client(url: str) -> Iterator[httpx.Client]:
 def run_path(run_id: str) -> str:
     """The path of a run, whatever its id is made of."""
     return f"/v1/runs/{quote(run_id, safe='')}"
+
+
+def program_path(name: str) -> str:
+    """The path of a program, whatever its name is made of."""
+    return f"/v1/programs/{quote(name, safe='')}"
 
 
 def checked(response: httpx.Response) -> dict[str, Any]:

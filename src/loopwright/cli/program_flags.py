@@ -46,7 +46,7 @@ def _add_flag(parser: argparse.ArgumentParser, parameter: Parameter) -> None:
         dest=parameter.name,
         required=parameter.is_required,
         type=_reader(parameter.type),
-        metavar="VALUE",
+        metavar="JSON" if _takes_json(parameter.type) else "VALUE",
         help=_help(parameter),
     )
 
@@ -65,14 +65,32 @@ def _flags(name: str) -> list[str]:
 
 
 def _help(parameter: Parameter) -> str:
-    text = parameter.type if parameter.is_required else f"{parameter.type}, default {parameter.default!r}"
+    text = f"{parameter.type}{_written_as(parameter.type)}"
+    if not parameter.is_required:
+        text += f", default {parameter.default!r}"
     return text.replace("%", "%%")
+
+
+def _takes_json(type_name: str) -> bool:
+    """Whether a value is written as JSON, whatever it is."""
+    return all(kind in _AS_JSON for kind in _kinds(type_name))
+
+
+def _written_as(type_name: str) -> str:
+    """How a list or a dict is written."""
+    shown = [f"'{_AS_JSON[kind]}'" for kind in _kinds(type_name) if kind in _AS_JSON]
+    return f" (as JSON: {' or '.join(shown)})" if shown else ""
+
+
+def _kinds(type_name: str) -> list[str]:
+    """The outermost types, without None."""
+    kinds = [part.strip().partition("[")[0] for part in type_name.split("|")]
+    return [kind for kind in kinds if kind != "None"]
 
 
 def _reader(type_name: str) -> Callable[[str], Any]:
     """Reads a word as the first of the types that it fits."""
-    kinds = [part.strip().partition("[")[0] for part in type_name.split("|")]
-    readers = [_READERS.get(kind, _read_json_or_text) for kind in kinds if kind != "None"] or [_read_json]
+    readers = [_READERS.get(kind, _read_json_or_text) for kind in _kinds(type_name)] or [_read_json]
 
     def read(word: str) -> Any:  # noqa: ANN401 (JSON)
         for reader in readers:
@@ -80,7 +98,7 @@ def _reader(type_name: str) -> Callable[[str], Any]:
                 return reader(word)
             except (ValueError, RecursionError):
                 continue
-        raise argparse.ArgumentTypeError(f"{word!r} is no {type_name}")
+        raise argparse.ArgumentTypeError(f"{word!r} is no {type_name}{_written_as(type_name)}")
 
     return read
 
@@ -105,6 +123,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "list": _read_json,
     "dict": _read_json,
 }
+
+
+_AS_JSON = {"list": '["a", "b"]', "dict": '{"a": 1}'}
 
 
 def read_source(path: str) -> str:

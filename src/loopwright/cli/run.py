@@ -1,7 +1,11 @@
-"""`loopwright run`: one program, here, beside a model. Text goes to stdout as it is made, all else to stderr."""
+"""`loopwright run`: one program, here, beside a model. Text goes to stdout as it is made, all else to stderr.
+
+What main returned goes to stdout if there was no text, and else to stderr, so that a pipe gets one thing.
+"""
 
 import argparse
 import asyncio
+import io
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -118,13 +122,14 @@ async def _run(spec: RunSpec, config: Config, prepared: Prepared) -> int:
 
 async def _print_events(runs: Runs, spec: RunSpec) -> int:
     run_id = await runs.start(spec)
-    text_end = ""  # what the text ends with so far
+    text_end, text = "", io.StringIO()  # what the text ends with so far, and all of it
     typed = TypedLines(sys.__stdin__.fileno() if sys.__stdin__ is not None else -1)
     async with _one_at_a_time() as answer, open_events(runs, run_id) as events:
         async for event in events:
             match event:
                 case Text():
                     text_end = event.text[-1:] or text_end
+                    text.write(event.text)
                     sys.stdout.write(event.text)
                     sys.stdout.flush()
                 case Log():
@@ -135,7 +140,7 @@ async def _print_events(runs: Runs, spec: RunSpec) -> int:
                     took = f"{event.outcome}, {event.duration_s:.2f} s"
                     text_end = _aside(f"[tool] {event.name}({event.arguments}): {took}", text_end)
                 case Finished():
-                    return _print_end(event, text_end)
+                    return _print_end(event, text.getvalue(), text_end)
                 case Receive():
                     answer(_pass_on(typed, runs, run_id))
                 case Started() | Tokens():
@@ -170,15 +175,19 @@ async def _pass_on(typed: TypedLines, runs: Runs, run_id: RunId) -> None:
         await runs.send(run_id, ClientInput(is_end=True) if line is None else ClientInput((line,)))
 
 
-def _print_end(event: Finished, text_end: str) -> int:
+def _print_end(event: Finished, text: str, text_end: str) -> int:
+    """What main returned too, unless it is the text that was shown. In a pipe it comes alone, or not at all."""
     if text_end not in ("", "\n"):
         sys.stdout.write("\n")
     if event.error is not None:
         sys.stdout.flush()
         sys.stderr.write(_describe(event.error))
         return 1
-    if not text_end and event.result is not None:
+    if event.result is not None and not text:
         sys.stdout.write(_as_text(event.result) + "\n")
+    elif event.result is not None and event.result != text:
+        sys.stdout.flush()
+        sys.stderr.write(f"[result] {json.dumps(event.result, ensure_ascii=False)}\n")
     return 0
 
 

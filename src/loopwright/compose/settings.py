@@ -20,7 +20,7 @@ NO_SETTINGS = {
     "LOOPWRIGHT_CACHE_DIR": "the folder of models and of the prepared sandbox, instead of `~/.cache/loopwright`",
     "LOOPWRIGHT_STATE_DIR": "the folder in which `loopwright serve` keeps deployed programs and named stores, instead "
     "of `$XDG_STATE_HOME/loopwright` or `~/.local/state/loopwright`",
-    "LOOPWRIGHT_URL": "the server that `deploy`, `ps`, `logs`, `send` and `cancel` talk to, instead of "
+    "LOOPWRIGHT_URL": "the server that `deploy`, `undeploy`, `ps`, `logs`, `send` and `cancel` talk to, instead of "
     "`http://127.0.0.1:8000`",
     "LOOPWRIGHT_API_KEY": "the key that they send, to a server that has `server.keys`",
     "LOOPWRIGHT_PROCESSOR": "the best instruction set that the processor is taken to have: `avx512_bf16`, `avx512`, "

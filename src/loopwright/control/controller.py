@@ -87,6 +87,7 @@ class Controller:
         texts = ((*token_bytes, *no_text), (*(bytes_with_marks or token_bytes), *no_text))
         self._intake = Intake(self._resources, self._compiling, model_info, *texts)
         self._sessions: dict[RunId, InlineSession] = {}
+        self.bell = Bell()  # for InlineSession
         self._step_times = StepTimes()
         self._calls = OpenCalls(
             self._resources,
@@ -96,6 +97,7 @@ class Controller:
             self._observer,
             self._step_times,
             self._moment,
+            self.bell.tell_all,
         )
         self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
         self._max_running = 1 + goes_ahead(config, shape)
@@ -104,7 +106,6 @@ class Controller:
         self._counts = StepCounts()
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
-        self.bell = Bell()  # for InlineSession
         self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
     def models(self) -> tuple[ModelInfo, ...]:

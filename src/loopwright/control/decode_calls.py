@@ -6,46 +6,68 @@ the next one, which need not wait until programs have heard.
 
 from collections.abc import Callable
 
-from loopwright.control.decoding import DecodeGroup, DecodeStep
+from loopwright.control.decoding import NO_DECODE_STEP, DecodeGroup, DecodeStep
 from loopwright.control.ordering import OpenCall
 from loopwright.control.segments import SegmentFeed
-from loopwright.core.batch import DecodeResult
+from loopwright.core.batch import NO_DECODE_RESULT, DecodeResult
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.results import Completion, Segment
 
 
 class DecodeCalls:
     """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion;
-    `trim` takes pages from one that is over, which it got for what was ahead."""
+    `trim` takes pages from one that is over, which it got for what was ahead. `tell_due` has sessions told of what
+    they have."""
 
     def __init__(
         self,
         finish: Callable[[OpenCall, Segment], None],
         fail: Callable[[OpenCall, ErrorInfo], None],
         trim: Callable[[OpenCall], None],
+        tell_due: Callable[[], None],
     ) -> None:
         self._finish, self._fail, self._trim = finish, fail, trim
-        self._untold: dict[OpenCall, SegmentFeed] = {}  # the last step sampled for them, and they want to know
+        self._tell_due = tell_due
+        self._step, self._result = NO_DECODE_STEP, NO_DECODE_RESULT  # the last, until it is told
+        self._told: set[OpenCall] = set()  # its calls that want to hear no more of it
 
     def take(self, group: DecodeGroup, step: DecodeStep, result: DecodeResult) -> None:
         """What came of the group's rows."""
         over = group.take(step, result)
-        self._untold = step.shown
+        self._step, self._result, self._told = step, result, set(step.wasted)
         for call, error in over:
             if error is not None:
-                self._untold.pop(call, None)
+                self._told.add(call)
                 self._fail(call, error)
             elif isinstance(call.work, SegmentFeed):
                 self._trim(call)
                 self._finish(call, call.work.segment(len(call.pages)))
 
     def tell(self) -> None:
-        """Puts the tokens of the last step into the inboxes of those who want to see them."""
-        untold, self._untold = self._untold, {}
-        for call, feed in untold.items():
-            call.inbox.put(Completion(call.call_id, feed.last_token()))
+        """Tells the tokens of the last step to those who want to see them: readers of many sessions at once, others by
+        the inboxes."""
+        step, result, told = self._step, self._result, self._told
+        self._step, self._result = NO_DECODE_STEP, NO_DECODE_RESULT
+        if step.readings:
+            self._tell_due()  # what sessions have came before
+        for reading in step.readings:
+            if not reading.tell(result, told):
+                for call in reading.calls:
+                    if call not in told:
+                        _put_last(call)
+        for call in step.shown:
+            if call not in told:
+                _put_last(call)
 
     def tell_last(self, call: OpenCall) -> None:
         """As `tell`, for a call that ends now."""
-        if (feed := self._untold.pop(call, None)) is not None:
-            call.inbox.put(Completion(call.call_id, feed.last_token()))
+        if call in self._told or not isinstance(call.work, SegmentFeed) or not call.work.is_shown:
+            return
+        if self._step.has(call):
+            self._told.add(call)
+            _put_last(call)
+
+
+def _put_last(call: OpenCall) -> None:
+    assert isinstance(call.work, SegmentFeed)
+    call.inbox.put(Completion(call.call_id, call.work.last_token()))

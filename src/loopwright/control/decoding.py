@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from loopwright.control.ordering import OpenCall
+from loopwright.control.reading import Reading, readings
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import NO_DECODES, DecodeResult, DecodeRows
 from loopwright.core.calls import Generate, Sampling
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, RunId
+from loopwright.core.told_tokens import TokenReader
 
 
 class _Row(NamedTuple):
@@ -33,6 +35,7 @@ class _Row(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     stop_tokens: frozenset[int]
+    reader: tuple[TokenReader, int] | None  # who has what it shows with what others do, and its name there
     start: int  # steps that the group had when it came
     end: int  # and when it is over by its length
 
@@ -52,6 +55,7 @@ class _Columns(NamedTuple):
     tokens: Sequence[list[int]] = ()
     logprobs: Sequence[list[float]] = ()
     stop_tokens: Sequence[frozenset[int]] = ()
+    readers: Sequence[tuple[TokenReader, int] | None] = ()
     starts: Sequence[int] = ()
     ends: Sequence[int] = ()
 
@@ -63,22 +67,31 @@ class _Members:
     columns: _Columns = field(default_factory=_Columns)
     stop_tokens: frozenset[int] = frozenset()  # of any of them
     matching: Sequence[OpenCall] = ()  # those with stop strings
-    shown: Sequence[tuple[OpenCall, SegmentFeed]] = ()  # who wants to see each token
+    shown: Sequence[OpenCall] = ()  # who wants to see each token, and reads alone
+    readings: Sequence[Reading] = ()  # those who read for many
     unknown: Sequence[int] = ()  # in place of tokens that have sources
     sampled: Sequence[int] = ()  # the last token of each, as far as they are here
+    places: dict[OpenCall, int] = field(default_factory=dict)  # once somebody has asked
 
     @classmethod
-    def of(cls, rows: Iterable[_Row]) -> "_Members":
+    def of(cls, rows: Iterable[_Row], before: "_Members") -> "_Members":
         columns = _Columns(*zip(*rows, strict=True))
         pairs = list(zip(columns.calls, columns.feeds, strict=True))
+        alone = zip(pairs, columns.readers, strict=True)
         return cls(
             columns,
             frozenset().union(*set(columns.stop_tokens)),
             [call for call, feed in pairs if feed.has_stops],
-            [one for one in pairs if one[1].is_shown],
+            [call for (call, feed), reader in alone if feed.is_shown and reader is None],
+            readings(columns.calls, columns.readers, before.readings) if any(columns.readers) else (),
             [0] * len(pairs),
             [tokens[-1] if tokens else 0 for tokens in columns.tokens],
         )
+
+    def has(self, call: OpenCall) -> bool:
+        if not self.places:
+            self.places = dict(zip(self.columns.calls, range(len(self.columns.calls)), strict=True))
+        return call in self.places
 
 
 class DecodeStep:
@@ -107,12 +120,18 @@ class DecodeStep:
         return [one for one, call in zip(columns.run_ids, columns.calls, strict=True) if call not in wasted]
 
     @property
-    def shown(self) -> dict[OpenCall, SegmentFeed]:
-        """Who wants to see what the step sampled."""
-        shown = dict(self.members.shown)
-        for call in self.wasted:
-            shown.pop(call, None)
-        return shown
+    def shown(self) -> Sequence[OpenCall]:
+        """Who wants to see what the step sampled, and reads alone."""
+        return self.members.shown
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """Those who read for many."""
+        return self.members.readings
+
+    def has(self, call: OpenCall) -> bool:
+        """Whether the call has a row in it."""
+        return self.members.has(call)
 
 
 NO_DECODE_STEP = DecodeStep(_Members())
@@ -160,6 +179,7 @@ class DecodeGroup:
             call, feed, call.run_id, feed.block_ids, feed.kv_len_at(num_tokens) - formed,
             feed.position + num_unknown - formed, generate.sampling, feed.tokens if has_penalties else (),
             num_tokens - 1 - formed, feed.tokens, feed.logprobs, feed.stop_tokens,
+            call.inbox.reader if feed.is_shown else None,
             formed, formed + max(1, feed.max_more(num_unknown)),
         )  # fmt: skip
         call.decoding = self
@@ -209,7 +229,7 @@ class DecodeGroup:
     def form(self, running: Sequence[OpenCall] | None = None) -> DecodeStep:
         """The rows of the next step. `running` are the calls of the rows of the one that runs, if one does."""
         if self._is_changed or not self._rows:
-            self._members = _Members.of(self._rows.values()) if self._rows else _Members()
+            self._members = _Members.of(self._rows.values(), self._members) if self._rows else _Members()
             self._is_changed = False
         step = DecodeStep(self._members, self._form_rows(running) if self._rows else NO_DECODES)
         self._num_formed += 1

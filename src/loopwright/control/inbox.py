@@ -5,10 +5,14 @@ Filled by the controller, emptied by the run's one reader.
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from loopwright.core.bell import Bell, Doorbell
 from loopwright.core.errors import Cancelled
 from loopwright.core.results import Completion
+
+if TYPE_CHECKING:
+    from loopwright.core.told_tokens import TokenReader
 
 
 class Inbox:
@@ -17,6 +21,7 @@ class Inbox:
     def __init__(self, bell: Bell) -> None:
         """`bell` is shared by all inboxes of a controller."""
         self.is_closed = False
+        self.reader: tuple[TokenReader, int] | None = None  # who has tokens of many, and what it calls this one
         self._completions: list[Completion] = []
         self._changed = asyncio.Event()
         self._bell = bell

@@ -5,7 +5,7 @@ to watched segments is in `decode_calls` and `watched_calls`.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
@@ -44,6 +44,7 @@ class OpenCalls:
         observer: Observer,
         step_times: StepTimes,
         moment: Moment,
+        tell_due: Callable[[], None],
     ) -> None:
         self._resources, self._scheduler, self._compiling = resources, scheduler, compiling
         self._sessions = sessions
@@ -51,7 +52,7 @@ class OpenCalls:
         self._step_times = step_times
         self._moment = moment
         self._num_rows = 0  # of the step that was over last
-        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim)
+        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due)
         self.watched = WatchedCalls(resources, self._finish, self._fail)
 
     # A step is over

@@ -12,6 +12,7 @@ from loopwright.core.calls import QueueCall
 from loopwright.core.control import ControlLimits
 from loopwright.core.ids import CallId, QueueName, RunId, TenantId
 from loopwright.core.results import Completion
+from loopwright.core.told_tokens import TokenReader
 
 if TYPE_CHECKING:
     from loopwright.control.ordering import CallQueue, OpenCall
@@ -31,7 +32,8 @@ class Issuer(Protocol):
 
 
 class InlineSession:
-    """One run's door, in the process of the controller. Implements `core.control.Session`."""
+    """One run's door, in the process of the controller. Implements `core.control.Session`, and
+    `core.told_tokens.ReadTogether`."""
 
     def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId, program: str) -> None:
         self.run_id = run_id
@@ -55,6 +57,10 @@ class InlineSession:
 
     def when_news(self, tell: Callable[[], None]) -> None:
         self.inbox.when_news(tell)
+
+    def when_tokens(self, reader: TokenReader, name: int) -> None:
+        """As `core.told_tokens.ReadTogether`."""
+        self.inbox.reader = reader, name
 
     def take(self) -> list[Completion]:
         return self.inbox.take()

@@ -17,10 +17,11 @@ class Bell:
     def ring(self, tell: Callable[[], None]) -> None:
         """Has `tell` called. On the loop's thread."""
         if not self._due:
-            asyncio.get_running_loop().call_soon(self._tell_all)
+            asyncio.get_running_loop().call_soon(self.tell_all)
         self._due.append(tell)
 
-    def _tell_all(self) -> None:
+    def tell_all(self) -> None:
+        """Makes all calls that are due, now."""
         due, self._due = self._due, []
         for tell in due:
             try:

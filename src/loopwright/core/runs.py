@@ -3,18 +3,19 @@
 Implemented by the launcher (inline) and by the router (over worker processes).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from loopwright.core.control import ControlStats
-from loopwright.core.errors import BadRequest, Code
+from loopwright.core.errors import BadRequest, Code, NotFound
 from loopwright.core.events import Event
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.nearest import MAX_CHARS, did_you_mean
 from loopwright.core.origin import Origin
 
 SandboxName = Literal["wasm", "native"]
@@ -91,6 +92,11 @@ class Runs(Protocol):
         when that one is another tenant's."""
         ...
 
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        """Keeps the program no longer; runs of it go on. Raises NotFound; PermissionDenied when it is another
+        tenant's."""
+        ...
+
     async def programs(self) -> tuple[ProgramInfo, ...]: ...
 
     async def start(self, spec: RunSpec) -> RunId:
@@ -116,6 +122,12 @@ class Runs(Protocol):
     async def stats(self) -> ControlStats: ...
 
     async def metrics(self) -> Measured: ...
+
+
+def no_program(name: str, deployed: Iterable[str]) -> NotFound:
+    """The error for a program that is asked for and is not among the deployed."""
+    hint = did_you_mean(name, deployed) or "loopwright deploy FILE.py; GET /v1/programs lists those that are"
+    return NotFound(f"no program {name[:MAX_CHARS]!r} is deployed", hint=hint, field="program")
 
 
 @asynccontextmanager

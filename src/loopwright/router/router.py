@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import or_
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from loopwright.core.control import ControlStats
-from loopwright.core.errors import BadRequest, NotFound, Overloaded, Unavailable
+from loopwright.core.errors import BadRequest, NotFound, Overloaded, PermissionDenied, Unavailable
 from loopwright.core.events import Event
 from loopwright.core.ids import ONE_TENANT, RunId, TenantId
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
@@ -28,6 +28,9 @@ NUM_STARTS_BETWEEN_COUNTS = 256  # then the workers are asked: runs that nobody 
 
 AnswerT = TypeVar("AnswerT")
 
+_Deployed: TypeAlias = tuple[str, str, TenantId]
+"""Source, filename and whose it is."""
+
 
 class Worker(Runs, Protocol):
     """A runtime worker as the router sees it."""
@@ -39,7 +42,7 @@ class Worker(Runs, Protocol):
 
 
 class Router:
-    """Runs over N workers. `deploy` reaches all of them; lists are merged."""
+    """Runs over N workers. `deploy` and `undeploy` reach all of them; lists are merged."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = list(workers)
@@ -51,7 +54,7 @@ class Router:
         self._ended: OrderedDict[RunId, FollowedRun] = OrderedDict()  # those of them that are over, the oldest first
         self._num_ended_bytes = 0
         self._following: set[asyncio.Task[None]] = set()
-        self._deployed: dict[str, tuple[str, str, TenantId]] = {}  # by name: source, filename and whose it is
+        self._deployed: dict[str, _Deployed | None] = {}  # by name; None is one that was removed
 
     async def close(self) -> None:
         """Reads no more. The runs go on."""
@@ -60,9 +63,13 @@ class Router:
         await asyncio.gather(*self._following, return_exceptions=True)
 
     async def admit(self, worker: Worker) -> None:
-        """Takes in a worker that has just started, in the place of those that died; gives it the programs it lacks."""
-        for name, deployed in self._deployed.items():
-            await worker.deploy(name, *deployed)
+        """Takes in a worker that has just started, in the place of those that died; tells it what was deployed and
+        removed since the router began, also while it is told."""
+        told: dict[str, _Deployed | None] = {}
+        while news := {name: one for name, one in self._deployed.items() if name not in told or told[name] != one}:
+            for name, deployed in news.items():
+                await _tell(worker, name, deployed)
+            told |= news
         for dead in [one for one in self._workers if not one.is_alive]:
             self._workers.remove(dead)
             self._live.pop(dead, None)
@@ -75,6 +82,10 @@ class Router:
         deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename, tenant))
         self._deployed[name] = (source, filename, tenant)
         return next(iter(deployed.values()))
+
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        await self._ask_all(lambda worker: worker.undeploy(name, tenant))
+        self._deployed[name] = None
 
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return await self._alive()[0].programs()
@@ -199,6 +210,18 @@ class Router:
 
     def _load(self, worker: Worker) -> int:
         return len(self._live[worker]) + self._num_starting[worker]
+
+
+async def _tell(worker: Worker, name: str, deployed: _Deployed | None) -> None:
+    """Of a program as it is now. What the worker has may be an older one, of a tenant who removed it meanwhile."""
+    if deployed is not None:
+        with suppress(PermissionDenied):
+            await worker.deploy(name, *deployed)
+            return
+    with suppress(NotFound):
+        await worker.undeploy(name)
+    if deployed is not None:
+        await worker.deploy(name, *deployed)
 
 
 def _none_left() -> Unavailable:

@@ -123,6 +123,9 @@ class Launcher:
         self._programs.put(name, await self._reader.read(source, filename), tenant)
         return next(info for info in self._programs.infos() if info.name == name)
 
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        self._programs.remove(name, tenant)
+
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return self._programs.infos()
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import inspect
 import re
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,6 +28,8 @@ from loopwright.runtime.permissions import Permissions
 
 MAX_SOURCE_BYTES = 1 << 20
 MAX_READ_PROGRAMS = 32  # that are remembered, with their sources
+MAX_DESCRIPTION_CHARS = 500
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 _BLOCK = re.compile(r"(?m)^# /// program\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 
@@ -91,7 +94,7 @@ def read_program(source: str, filename: str, entry: str = "main") -> Program:
     return Program(
         source=source,
         filename=filename,
-        description=_first_line(ast.get_docstring(tree) or ast.get_docstring(main) or ""),
+        description=_first_paragraph(ast.get_docstring(tree) or ast.get_docstring(main) or ""),
         parameters=parameters,
         metadata=_metadata(source, filename),
         entry=entry,
@@ -134,9 +137,11 @@ def _find_main(tree: ast.Module, filename: str, entry: str) -> ast.AsyncFunction
     return main
 
 
-def _first_line(text: str) -> str:
-    """Without half a surrogate pair, which an escape can write and no message between processes holds."""
-    return text.partition("\n")[0].encode(errors="replace").decode()
+def _first_paragraph(text: str) -> str:
+    """In one line, cut at a word. Without half a surrogate pair, which an escape can write and no message between
+    processes holds."""
+    line = " ".join(_PARAGRAPH_END.split(text, maxsplit=1)[0].split())
+    return textwrap.shorten(line, MAX_DESCRIPTION_CHARS, placeholder=" …").encode(errors="replace").decode()
 
 
 def _parameters(main: ast.AsyncFunctionDef, filename: str) -> tuple[Parameter, ...]:

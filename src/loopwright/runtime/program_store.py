@@ -1,7 +1,7 @@
 """Keeps deployed programs, by name, as files of a directory. Never runs one. Owned by the launcher.
 
 A server that starts again finds what was deployed before. A program is its tenant's, if the server tells tenants apart:
-no other can replace it, and all can run it.
+no other can replace or remove it, and all can run it.
 """
 
 import contextlib
@@ -9,9 +9,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from loopwright.core.errors import BadRequest, NotFound, PermissionDenied, ProgramRejected, Unavailable
+from loopwright.core.errors import BadRequest, PermissionDenied, ProgramRejected, Unavailable
 from loopwright.core.ids import ONE_TENANT, TenantId
-from loopwright.core.runs import ProgramInfo
+from loopwright.core.runs import ProgramInfo, no_program
 from loopwright.runtime.permissions import PROGRAM_NAME
 from loopwright.runtime.program import Program, read_program
 
@@ -37,8 +37,8 @@ class ProgramStore:
         owner = self._owners.get(name)
         if owner is not None and tenant not in (owner, ONE_TENANT):
             raise PermissionDenied(
-                f"name: the program {name!r} is another tenant's; only its own can replace it",
-                hint="deploy under another name",
+                f"name: the program {name!r} is another tenant's; only its own can replace or remove it",
+                hint="a program of your own has another name",
                 field="name",
             )
 
@@ -58,14 +58,20 @@ class ProgramStore:
         if tenant != ONE_TENANT:
             self._owners[name] = tenant
 
+    def remove(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        """Keeps it no longer; runs of it go on. Raises NotFound, and as `check_owner`."""
+        self.get(name)
+        self.check_owner(name, tenant)
+        if self._directory is not None:
+            _unlink(self._directory / f"{name}.py")  # first: no program is there without its owner
+            _unlink(self._directory / f"{name}{OWNER}")
+        del self._programs[name]
+        self._owners.pop(name, None)
+
     def get(self, name: str) -> Program:
         program = self._programs.get(name)
         if program is None:
-            raise NotFound(
-                f"no program {name!r} is deployed; there are: {', '.join(sorted(self._programs)) or 'none'}",
-                hint="loopwright deploy FILE.py",
-                field="program",
-            )
+            raise no_program(name, self._programs)
         return program
 
     def infos(self) -> tuple[ProgramInfo, ...]:
@@ -74,6 +80,14 @@ class ProgramStore:
 
 def program_info(name: str, program: Program) -> ProgramInfo:
     return ProgramInfo(name, program.description, program.parameters, program.source_sha256)
+
+
+def _unlink(path: Path) -> None:
+    """Another process of the same server may have done it before."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 def _owner_of(path: Path) -> TenantId:

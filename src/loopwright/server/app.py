@@ -98,6 +98,7 @@ def _routes(runs: Runs, clock: Clock, kept: ResponsesConfig) -> list[BaseRoute]:
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/programs", programs.programs, methods=["GET"]),
         Route("/v1/programs", programs.deploy, methods=["POST"]),
+        Route("/v1/programs/{name}", programs.undeploy, methods=["DELETE"]),
         Route("/v1/programs/{name}/runs", programs.start_program, methods=["POST"]),
         Route("/v1/runs", programs.runs, methods=["GET"]),
         Route("/v1/runs", programs.start_source, methods=["POST"]),

@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from loopwright.core.errors import BadRequest
+from loopwright.core.nearest import did_you_mean
 from loopwright.core.no_collecting import no_collecting
 from loopwright.server.json_shape import Shape
-from loopwright.server.nearest import did_you_mean
 
 MAX_BODY_BYTES = 4 << 20
 """Unless the server is told another limit. What is done at once with a text of this size takes 10 to 20 ms."""

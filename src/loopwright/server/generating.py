@@ -15,6 +15,7 @@ from loopwright.core.clock import Clock
 from loopwright.core.errors import BadRequest, LimitExceeded, LoopwrightError, NotFound, from_info
 from loopwright.core.events import Event, Finished
 from loopwright.core.model_info import ModelInfo
+from loopwright.core.nearest import did_you_mean
 from loopwright.core.runs import ProgramInfo, Runs, RunSpec
 from loopwright.server.answers import Answer
 from loopwright.server.body import off_loop
@@ -22,7 +23,6 @@ from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response
 from loopwright.server.generation import Generation
 from loopwright.server.live_run import LiveRun, events_to_end, read_to_end, started_run
-from loopwright.server.nearest import did_you_mean
 from loopwright.server.renaming import renamed
 from loopwright.server.sse import EventStream, SseResponse
 from loopwright.server.tool_request import AskedTools

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loopwright.core.errors import BadRequest
-from loopwright.server.nearest import did_you_mean
+from loopwright.core.nearest import did_you_mean
 
 MAX_SHOWN = 50
 

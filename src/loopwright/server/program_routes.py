@@ -1,5 +1,7 @@
-"""The routes of programs and runs: deploy, start, follow, list, cancel. Never runs anything itself. Used by app."""
+"""The routes of programs and runs: deploy, remove, start, follow, list, cancel. Never runs anything itself. Used by
+app."""
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound, from_info
 from loopwright.core.ids import RunId
-from loopwright.core.runs import ClientInput, RunInfo, Runs, RunSpec
+from loopwright.core.runs import ClientInput, RunInfo, Runs, RunSpec, no_program
 from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
 from loopwright.server.errors import json_response, status_of
@@ -18,6 +20,8 @@ from loopwright.server.identity import current_tenant
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.openapi import takes
 from loopwright.server.sse import EventStream, SseResponse, sse_event
+
+log = logging.getLogger(__name__)
 
 MAX_SEQ = 2**53  # more than a run has events, and still a number to every peer
 
@@ -55,7 +59,7 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProgramRoutes:
-    """What `loopwright deploy`, `ps`, `logs` and `cancel` talk to, and whoever runs programs over HTTP."""
+    """What `loopwright deploy`, `undeploy`, `ps`, `logs` and `cancel` talk to, and whoever runs programs over HTTP."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -64,7 +68,17 @@ class ProgramRoutes:
     async def deploy(self, request: Request) -> Response:
         """POST /v1/programs: puts a program on the server."""
         body = await read_body(request, DeployBody)
-        return json_response(await self._runs.deploy(body.name, body.source, body.filename, current_tenant()))
+        program = await self._runs.deploy(body.name, body.source, body.filename, current_tenant())
+        told = {"program": body.name, "tenant": current_tenant(), "sha256": program.source_sha256}
+        log.info("a program was deployed", extra={"told": told})
+        return json_response(program)
+
+    async def undeploy(self, request: Request) -> Response:
+        """DELETE /v1/programs/{name}: removes a program from the server; runs of it go on."""
+        name = request.path_params["name"]
+        await self._runs.undeploy(name, current_tenant())
+        log.info("a program was removed", extra={"told": {"program": name, "tenant": current_tenant()}})
+        return json_response({"name": name, "deleted": True})
 
     async def programs(self, request: Request) -> Response:
         """GET /v1/programs: the programs that are deployed."""
@@ -75,8 +89,8 @@ class ProgramRoutes:
         """POST /v1/programs/{name}/runs: runs a deployed program."""
         body = await read_body(request, ProgramRunBody)
         name = request.path_params["name"]
-        if name not in {program.name for program in await self._runs.programs()}:
-            raise NotFound(f"no program {name!r} is deployed", hint="GET /v1/programs lists those that are")
+        if name not in (deployed := [program.name for program in await self._runs.programs()]):
+            raise no_program(name, deployed)
         spec = RunSpec(program=name, arguments=body.arguments, seed=body.seed, model=body.model)
         return await self._start(request, body, spec)
 

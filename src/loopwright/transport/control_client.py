@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from loopwright.core.bell import Bell, Doorbell
-from loopwright.core.calls import QueueCall
+from loopwright.core.calls import LogprobKind, QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
     BadRequest,
@@ -26,7 +26,7 @@ from loopwright.core.errors import (
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import Completion
+from loopwright.core.results import Completion, Progress
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import BINDER, Link, Peer
 from loopwright.transport.open_requests import OpenRequests
@@ -45,6 +45,7 @@ class ControlClient:
         self._session_ids = count()
         self.bell = Bell()  # for RemoteSession
         self._sessions: dict[int, RemoteSession] = {}
+        self._rows: list[tuple[int, CallId, LogprobKind]] = []  # whose the tokens are that come
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
@@ -141,6 +142,8 @@ class ControlClient:
         match message:
             case messages.Completed(completions):
                 self._deliver(completions)
+            case messages.Whose() | messages.Tokens():
+                self._take_tokens(message)
             case messages.SessionEnded(session_id, info):
                 if (session := self._sessions.pop(session_id, None)) is not None:
                     session.end(from_info(info))
@@ -158,6 +161,16 @@ class ControlClient:
         for session_id, completion in completions:
             if (session := self._sessions.get(session_id)) is not None:
                 session.deliver(completion)
+
+    def _take_tokens(self, message: messages.Whose | messages.Tokens) -> None:
+        if isinstance(message, messages.Whose):
+            self._rows = list(zip(message.sessions, message.calls, message.kinds, strict=True))
+            return
+        left_out = message.left_out
+        rows = zip(self._rows, message.token_ids, message.logprobs, strict=True)
+        for place, ((session_id, call_id, kind), token_id, logprob) in enumerate(rows):
+            if (session := self._sessions.get(session_id)) is not None and place not in left_out:
+                session.deliver(Completion(call_id, Progress((token_id,), (logprob,), logprob_kind=kind)))
 
     def _lost(self, peer: Peer) -> None:
         self._end(DIED)

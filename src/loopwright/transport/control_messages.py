@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from loopwright.core.calls import QueueCall
+from loopwright.core.calls import LogprobKind, QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId, RunId, TenantId
@@ -76,6 +76,22 @@ class Completed(Message, frozen=True, tag="completed"):
     completions: list[tuple[int, Completion]]
 
 
+class Whose(Message, frozen=True, tag="whose"):
+    """Whose the tokens are that come from now on, as columns: sessions, calls, and what log-probabilities are."""
+
+    sessions: list[int]
+    calls: list[CallId]
+    kinds: list[LogprobKind]
+
+
+class Tokens(Message, frozen=True, tag="tokens"):
+    """A step's: one for each row of the last Whose, but for those at the places `left_out`."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    left_out: list[int] = []
+
+
 class SessionEnded(Message, frozen=True, tag="ended"):
     """The session failed, or was refused; nothing more comes of it."""
 
@@ -101,7 +117,7 @@ class RequestFailed(Message, frozen=True, tag="failed"):
 InSession: TypeAlias = SubmitCall | InterruptCall | CloseSession
 ToControl: TypeAlias = Hello | OpenSession | InSession | AskStats | AskMetrics | Goodbye
 Answer: TypeAlias = StatsAnswer | MetricsAnswer
-FromControl: TypeAlias = Welcome | Completed | SessionEnded | Answer | RequestFailed
+FromControl: TypeAlias = Welcome | Completed | Whose | Tokens | SessionEnded | Answer | RequestFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_control = msgspec.msgpack.Decoder(ToControl).decode

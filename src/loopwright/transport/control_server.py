@@ -6,6 +6,7 @@ does not take what it is sent, what completes stays in control. One that closes 
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
@@ -14,6 +15,7 @@ import msgspec
 from loopwright.core.control import Control, Session
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.results import Completion
+from loopwright.core.told_tokens import ReadTogether, Whose
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import MAX_MESSAGE_BYTES, LinkServer, Peer
 
@@ -72,6 +74,10 @@ class ControlServer(LinkServer["_Client"]):
             return
         client.sessions[message.session] = session
         session.when_news(partial(self._carry, peer, client, message.session, session))
+        if isinstance(session, ReadTogether):
+            if client.reader is None:
+                client.reader = _Reader(self, peer, client)
+            session.when_tokens(client.reader, message.session)
 
     def _submit(self, peer: Peer, client: "_Client", session: Session, message: messages.SubmitCall) -> None:
         try:
@@ -117,6 +123,22 @@ class ControlServer(LinkServer["_Client"]):
             asyncio.get_running_loop().call_soon(self._send_completed, peer, client)
         client.completed.append((session_id, completion))
 
+    def take_tokens(
+        self, peer: Peer, client: "_Client", whose: Whose, token_ids: Sequence[int], logprobs: Sequence[float],
+        left_out: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """For _Reader: a step's tokens of the client's sessions as one message. False while it does not take what it
+        was sent."""
+        if client.held_up or self._link.is_full(peer):
+            return False
+        self._send_completed(peer, client)  # what came before goes before
+        if client.whose is not whose:
+            client.whose = whose
+            told = messages.Whose(list(whose.names), list(whose.call_ids), list(whose.kinds))
+            self._link.send(peer, messages.encode(told))
+        self._link.send(peer, messages.encode(messages.Tokens(list(token_ids), list(logprobs), list(left_out))))
+        return True
+
     def _send_completed(self, peer: Peer, client: "_Client") -> None:
         completed, client.completed = client.completed, []
         if completed:
@@ -156,6 +178,18 @@ class ControlServer(LinkServer["_Client"]):
         self._link.send(peer, messages.encode(message))
 
 
+class _Reader:
+    """Reads for a client's sessions. Implements `core.told_tokens.TokenReader`."""
+
+    def __init__(self, server: ControlServer, peer: Peer, client: "_Client") -> None:
+        self._take = partial(server.take_tokens, peer, client)
+
+    def take_tokens(
+        self, whose: Whose, token_ids: Sequence[int], logprobs: Sequence[float], left_out: Sequence[int]
+    ) -> bool:
+        return self._take(whose, token_ids, logprobs, left_out)
+
+
 class _Client:
     """A connected runtime worker."""
 
@@ -163,6 +197,8 @@ class _Client:
         self.name = ""
         self.sessions: dict[int, Session] = {}
         self.completed: list[tuple[int, Completion]] = []  # by session, in this turn of the loop
+        self.reader: _Reader | None = None  # once it has a session
+        self.whose: Whose | None = None  # what it was told last
         self.held_up: set[int] = set()  # sessions whose completions wait until it takes what it was sent
 
     def leave(self) -> None:

@@ -77,6 +77,9 @@ class RunsClient:
         )
         return deployed.program
 
+    async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
+        await self._ask(messages.ProgramRemoved, lambda number: messages.RemoveProgram(number, name, tenant))
+
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return (await self._ask(messages.ProgramsAnswer, messages.AskPrograms)).programs
 

@@ -38,6 +38,12 @@ class DeployProgram(Message, frozen=True, tag="deploy"):
     tenant: TenantId
 
 
+class RemoveProgram(Message, frozen=True, tag="undeploy"):
+    request: int
+    name: str
+    tenant: TenantId
+
+
 class AskPrograms(Message, frozen=True, tag="ask_programs"):
     request: int
 
@@ -101,6 +107,10 @@ class ProgramDeployed(Message, frozen=True, tag="deployed"):
     program: ProgramInfo
 
 
+class ProgramRemoved(Message, frozen=True, tag="undeployed"):
+    request: int
+
+
 class ProgramsAnswer(Message, frozen=True, tag="programs"):
     request: int
     programs: tuple[ProgramInfo, ...]
@@ -149,10 +159,14 @@ class StreamFailed(Message, frozen=True, tag="stream_failed"):
     error: ErrorInfo
 
 
-Request: TypeAlias = DeployProgram | AskPrograms | StartRun | CancelRun | SendInput | AskRuns | AskStats | AskMetrics
+Request: TypeAlias = (
+    DeployProgram | RemoveProgram | AskPrograms
+    | StartRun | CancelRun | SendInput | AskRuns | AskStats | AskMetrics
+)  # fmt: skip
 Answer: TypeAlias = (
-    ProgramDeployed | ProgramsAnswer | RunStarted | RunCancelled | InputTaken | RunsAnswer | StatsAnswer | MetricsAnswer
-)
+    ProgramDeployed | ProgramRemoved | ProgramsAnswer
+    | RunStarted | RunCancelled | InputTaken | RunsAnswer | StatsAnswer | MetricsAnswer
+)  # fmt: skip
 ToRuns: TypeAlias = Hello | Request | OpenStream | GrantCredit | CloseStream | Goodbye
 FromRuns: TypeAlias = Welcome | Answer | RequestFailed | StreamEvent | StreamFailed
 

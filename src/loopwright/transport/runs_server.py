@@ -90,6 +90,9 @@ class RunsServer(LinkServer["_Client"]):
             case messages.DeployProgram():
                 program = await self._runs.deploy(request.name, request.source, request.filename, request.tenant)
                 return messages.ProgramDeployed(number, program)
+            case messages.RemoveProgram():
+                await self._runs.undeploy(request.name, request.tenant)
+                return messages.ProgramRemoved(number)
             case messages.AskPrograms():
                 return messages.ProgramsAnswer(number, await self._runs.programs())
             case messages.StartRun():

@@ -48,6 +48,7 @@ async def quality(bench: Bench) -> None:
     )  # fmt: skip
     for name, num_bytes, found, base in gate.judge({one: lambda one=one: opened(one) for one in names}, texts):
         verdict = gate.Verdict.of(found, base)
+        bench.found("quality", name, value=verdict.kl_mean)
         bench.row(
             name, num_bytes / 1e6, *speeds[-1], found.perplexity, f"{verdict.loss:+.2%}", f"{verdict.kl_mean:.5f}",
             f"{verdict.kl_p99:.4f}", f"{verdict.lost} : {verdict.won}", f"{verdict.p:.3f}",

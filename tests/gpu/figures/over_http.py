@@ -129,9 +129,12 @@ async def _measure(bench: Bench, served: Served, processes: str, batch: int) -> 
     spent = {pid: (name, after_cpu[pid][1] - cpu.get(pid, ("", 0.0))[1]) for pid, (name, _) in after_cpu.items()}
     gaps = {name: value - counted.get(name, 0.0) for name, value in (await _counted(served)).items()}
     all_s = sum(seconds for _, seconds in spent.values())
+    tpot_ms = 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1)
+    worker_ms = 1e3 * gaps["sum"] / max(1.0, gaps["count"])
+    bench.found("http", bench.shape, batch, value=tpot_ms)
+    bench.found("worker", bench.shape, batch, value=worker_ms)
     bench.row(
-        processes, batch, 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1),
-        peers.beside(bench.shape, batch), 1e3 * gaps["sum"] / max(1.0, gaps["count"]),
+        processes, batch, tpot_ms, peers.beside(bench.shape, batch), worker_ms,
         1e3 * median(one["ttft_s"] for one in streams), 1e3 * all_s / NUM_OUT,
         round(batch * NUM_OUT / max(all_s, 1e-9)),
         ", ".join(f"{name} {100 * seconds / took_s:.0f}" for name, seconds in
@@ -175,6 +178,4 @@ def cpu_s(parent: int) -> dict[int, tuple[str, float]]:
     return {pid: one for pid, one in found.items() if is_below(pid)}
 
 
-HTTP = Section(
-    "http", "Over HTTP, and at the model worker beside", 110, over_http, ("llama-1b", "llama-8b", "llama-3b")
-)
+HTTP = Section("http", "Over HTTP, and at the model worker beside", 110, over_http)

@@ -90,4 +90,4 @@ def _each(way: Product, vectors: Tensor, matrices: Sequence[Matrix]) -> None:
         way(vectors, one)
 
 
-PRODUCTS = Section("products", "Products of a layer", 20, products, ("llama-8b",))
+PRODUCTS = Section("products", "Products of a layer", 20, products)

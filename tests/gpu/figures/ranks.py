@@ -23,7 +23,7 @@ async def two_ranks(bench: Bench) -> None:
     began_s = time.monotonic()
     async with system_over(bench.shape, bench.device, NUM_RANKS) as system:
         bench.say(f"Ready after {time.monotonic() - began_s:.0f} s. Weights and floor are those of one rank.")
-        await tpot(replace(bench, system=system))
+        await tpot(replace(bench, system=system, prefix="together"))
 
 
 def say_collectives(bench: Bench) -> None:
@@ -39,4 +39,4 @@ def say_collectives(bench: Bench) -> None:
     bench.say()
 
 
-RANKS = Section("ranks", "Two GPUs share a model", 180, two_ranks, ("llama-8b",))
+RANKS = Section("ranks", "Two GPUs share a model", 90, two_ranks, num_gpus=NUM_RANKS)

@@ -4,11 +4,13 @@ Never measures. A section is a name, a budget and a coroutine; `speed.py` lists 
 a process of their own, so that one that fails or hangs takes nothing from the others.
 """
 
+import json
 import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from loopwright.control.controller import Controller
@@ -24,6 +26,8 @@ class Bench:
     ends_s: float = float("inf")  # by time.monotonic: when the section's time is over
     lines: list[str] = field(default_factory=list)
     system: "System | None" = None  # for a section that shares one
+    found_at: Path | None = None  # where figures go that the goals and the picture are made of, a line of JSON each
+    prefix: str = ""  # of their names
 
     def say(self, line: str = "") -> None:
         """Prints a line of the report, which is markdown."""
@@ -39,6 +43,12 @@ class Bench:
 
     def row(self, *cells: object) -> None:
         self.say("| " + " | ".join(f"{one:.2f}" if isinstance(one, float) else str(one) for one in cells) + " |")
+
+    def found(self, *name: object, value: float) -> None:
+        """A figure that `goals` knows by its name, whose parts are given. It stays, whatever becomes of the section."""
+        if self.found_at is not None:
+            with self.found_at.open("a") as file:
+                file.write(json.dumps(["/".join(map(str, (*filter(None, [self.prefix]), *name))), value]) + "\n")
 
     def has_time(self, needed_s: float) -> bool:
         """Whether the section may begin something that takes so long. Says so if it may not."""
@@ -59,15 +69,15 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the report. `shapes` are the models that it runs for; with `shares_system` it finds one open in
-    `Bench.system`. `budget_s` is for each shape; what is over it is cut off."""
+    """One part of the report. With `shares_system` it finds its model's open in `Bench.system`. `budget_s` is for each
+    model; what is over it is cut off."""
 
     name: str
     title: str
     budget_s: float
     measure: Callable[[Bench], Awaitable[Any]]
-    shapes: Sequence[str] = ("",)
     shares_system: bool = False
+    num_gpus: int = 1
 
 
 def percentile(values: Sequence[float], share: float) -> float:

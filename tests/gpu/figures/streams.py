@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from loopwright.core.errors import from_info
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion, Progress, Segment
+from loopwright.core.told_tokens import Whose
 from loopwright.engine.cuda.dummy import shape_config
 from loopwright.engine.executor import create_executor
 
@@ -58,24 +60,59 @@ async def system_over(
         executor.close()
 
 
+class Reader:
+    """Reads many streams as the model worker's server does for a process of programs: a step's tokens at once."""
+
+    def __init__(self) -> None:
+        self._streams: WeakValueDictionary[int, Stream] = WeakValueDictionary()
+        self._told: list[tuple[float, float, Sequence[int], Sequence[int]]] = []  # in order, until somebody asks
+
+    def add(self, name: int, stream: "Stream") -> None:
+        self._streams[name] = stream
+
+    def take_tokens(
+        self, whose: Whose, token_ids: Sequence[int], logprobs: Sequence[float], left_out: Sequence[int]
+    ) -> bool:
+        self.note(whose.names, left_out)
+        return True
+
+    def note(self, names: Sequence[int], left_out: Sequence[int] = ()) -> None:
+        """A token came for each name, but for those at some places."""
+        self._told.append((time.perf_counter(), time.thread_time(), names, left_out))
+
+    def settle(self) -> None:
+        """Gives each stream the times of its tokens."""
+        told, self._told = self._told, []
+        for now_s, cpu_s, names, left_out in told:
+            for place, name in enumerate(names):
+                if place not in left_out and (stream := self._streams.get(name)) is not None:
+                    stream.add(now_s, cpu_s)
+
+
+READERS = [Reader() for _ in range(8)]  # as there are processes of programs
+
+
 class Stream:
     """One request, from `begin` on: `times_s` are of its tokens, by time.perf_counter; `cpu_s` too, by the event loop's
-    thread_time, if it `counts_cpu`."""
+    thread_time."""
 
     def __init__(
-        self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY, *,
-        counts_cpu: bool = False, **fields: Any,
+        self, controller: Controller, prompt: Sequence[int], num_out: int, sampling: Sampling = GREEDY,
+        **fields: Any,
     ) -> None:  # fmt: skip
         """`fields` are further ones of the segment."""
         self.began_s = time.perf_counter()
-        self.times_s: list[float] = []
-        self.cpu_s: list[float] = []
-        self._counts_cpu = counts_cpu
+        self._times_s: list[float] = []
+        self._cpu_s: list[float] = []
         loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        self._session = controller.open(RunId(f"speed-{next(_numbers)}"), _LIMITS)
+        self._number = number = next(_numbers)
+        self._session = controller.open(RunId(f"speed-{number}"), _LIMITS)
+        self._reader = READERS[number % len(READERS)]
+        self._reader.add(number, self)
         self._session.when_news(self._take)
+        self._session.when_tokens(self._reader, number)
         self._session.submit(CallId(0), CreateQueue(queue=QueueName(0)))
         self._session.submit(
             CallId(1),
@@ -84,6 +121,16 @@ class Stream:
                 positions=tuple(range(len(prompt))), sampling=sampling, max_tokens=num_out, progress=True, **fields,
             ),
         )  # fmt: skip
+
+    @property
+    def times_s(self) -> list[float]:
+        self._reader.settle()
+        return self._times_s
+
+    @property
+    def cpu_s(self) -> list[float]:
+        self._reader.settle()
+        return self._cpu_s
 
     @property
     def ttft_s(self) -> float:
@@ -100,22 +147,23 @@ class Stream:
         self.begun.cancel()
         self.ended.cancel()
 
-    def _take(self) -> None:
-        now_s = time.perf_counter()
-        for one in self._session.take():
-            self._take_one(one, now_s)
-        if self._counts_cpu:
-            self.cpu_s += [time.thread_time()] * (len(self.times_s) - len(self.cpu_s))
-        if self.times_s and not self.begun.done():
-            self.begun.set_result(None)
+    def add(self, now_s: float, cpu_s: float) -> None:
+        """For Reader: when a token came."""
+        self._times_s.append(now_s)
+        self._cpu_s.append(cpu_s)
 
-    def _take_one(self, one: Completion, now_s: float) -> None:
+    def _take(self) -> None:
+        for one in self._session.take():
+            self._take_one(one)
+
+    def _take_one(self, one: Completion) -> None:
         if one.error is not None and not self.ended.done():
             self.ended.set_exception(from_info(one.error))
         elif isinstance(one.result, Progress):
-            self.times_s += [now_s] * len(one.result.tokens)
+            self._reader.note((self._number,) * len(one.result.tokens))
+            if not self.begun.done():
+                self.begun.set_result(None)
         elif isinstance(one.result, Segment):
-            self.times_s += [now_s] * (len(one.result.tokens) - len(self.times_s))
             self._session.close()
             if not self.ended.done():
                 self.ended.set_result(None)
@@ -154,10 +202,7 @@ async def run_batch(
     prompts = prompts_of(num_streams, num_in, controller.models()[0].vocab_size)
     num_before = (await controller.stats()).num_steps
     began_s, thread_s, process_s = time.perf_counter(), time.thread_time(), time.process_time()
-    streams = [
-        Stream(controller, prompt, num_out, sampling, counts_cpu=not number, **fields)
-        for number, prompt in enumerate(prompts)
-    ]
+    streams = [Stream(controller, prompt, num_out, sampling, **fields) for prompt in prompts]
     await asyncio.gather(*(stream.ended for stream in streams))
     took_s, thread_s, process_s = (
         time.perf_counter() - began_s, time.thread_time() - thread_s, time.process_time() - process_s

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.resources import files
 from statistics import median
@@ -84,10 +84,10 @@ class Served(Protocol):
 
 
 class Driver:
-    """The other process, and what control says that its orders cost."""
+    """The other processes, which share what is to be asked, and what control says that their orders cost."""
 
-    def __init__(self, process: asyncio.subprocess.Process, system: Served) -> None:
-        self._process = process
+    def __init__(self, processes: Sequence[asyncio.subprocess.Process], system: Served) -> None:
+        self._processes = processes
         self._system = system
         self._numbers = _numbers()
 
@@ -99,37 +99,49 @@ class Driver:
             inputs = [[{name: value for name, value in one[0].items() if name != "role"}] for one in inputs]
         program = case.program if side == "program" else None
         before, before_cpu_s = await self._system.control.stats(), time.process_time()
-        timing = await self._follow(Order(case.technique, inputs, program, round_trip_s))
+        shares = [inputs[place :: len(self._processes)] for place in range(len(self._processes))]
+        orders = [Order(case.technique, share, program, round_trip_s) for share in shares]
+        timing = _together(
+            await asyncio.gather(*map(self._follow, self._processes[: len(inputs)], orders[: len(inputs)]))
+        )
         after, server_cpu_s = await self._system.control.stats(), time.process_time() - before_cpu_s
         return _values(timing, before, after, num_requests) | {SERVER_CPU_MS: 1e3 * server_cpu_s / num_requests}
 
-    async def _follow(self, order: Order) -> Timing:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        await self._process.stdin.drain()
-        line = await self._process.stdout.readline()
+    async def _follow(self, process: asyncio.subprocess.Process, order: Order) -> Timing:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
         if not line:
             raise Unavailable(f"the client of {order.technique} failed; its error is above")
         return msgspec.json.decode(line, type=Timing)
 
 
+def _together(timings: Sequence[Timing]) -> Timing:
+    """Of processes that were asked at once: until the last of them is done."""
+    return Timing(max(one.elapsed_s for one in timings), sum(one.cpu_s for one in timings))
+
+
 @asynccontextmanager
-async def driving(system: Served, cases: Sequence[Case]) -> AsyncIterator[Driver]:
-    """Serves the system and starts the process that asks it."""
-    async with serving(system, cases) as url:
-        model = system.control.models()[0].name
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "loopwright.bench.techniques.driver", url, model),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            yield Driver(process, system)
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+async def driving(system: Served, cases: Sequence[Case], num_processes: int = 1) -> AsyncIterator[Driver]:
+    """Serves the system and starts the processes that ask it."""
+    async with serving(system, cases) as url, AsyncExitStack() as stack:
+        words = (sys.executable, "-m", "loopwright.bench.techniques.driver", url, system.control.models()[0].name)
+        yield Driver([await stack.enter_async_context(_started(*words)) for _ in range(num_processes)], system)
+
+
+@asynccontextmanager
+async def _started(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 @asynccontextmanager
