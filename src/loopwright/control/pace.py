@@ -75,15 +75,15 @@ class Pace:
         return max(MIN_ROOM, (best + more) * TILE - num_single)
 
     def _num_more(self, known: dict[int, float], best: int, left_s: float, usual: int) -> int:
-        """Tiles that fit beside the best that is known to, by what the next size takes, larger or smaller. If there is
-        no other, one more up to `usual`: only that tells what a tile takes."""
+        """Tiles that fit beside the best that is known to, by what other sizes take. Where they say none, one more if
+        the last one took no time, or up to `usual` if nothing tells what it took: launches may hide some."""
         first = self._num_noted - MAX_DOUBT
         larger = min((one for one in self._sizes if one > best and self._sizes[one].noted_at >= first), default=0)
         if larger:
             return max(0, int((larger - best) * left_s / (known[larger] - known[best])))
-        smaller = max((one for one in known if one < best), default=0)
-        most = max(1, best // 2)
-        rise_s = max(0.0, known[best] - known[smaller])
-        if rise_s * most <= left_s * (best - smaller):
-            return most
-        return max(int(left_s * (best - smaller) / rise_s), int(smaller == 0 and best < usual))
+        if best == 0:
+            return 0
+        fitting = int(best * left_s / max(known[best] - known[0], 1e-6))
+        smaller = max((one for one in self._sizes if one < best), default=0)
+        is_free = known[best] - known[smaller] < left_s * (best - smaller) if smaller else best < usual
+        return max(min(fitting, best), int(is_free))
