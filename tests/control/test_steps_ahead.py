@@ -303,15 +303,37 @@ def test_the_next_piece_of_a_prompt_is_formed_while_one_runs_and_rows_beside_it_
     assert list(long.segment(cut).tokens) == NaiveContext().generate(PROMPT, range(len(PROMPT)), SAMPLING, 4, ())
 
 
-def test_a_piece_that_leaves_one_token_has_its_end_in_a_step_of_its_own_turn() -> None:
-    """It is a row of one token then, which are chosen otherwise."""
-    rig = Rig(is_ahead=True, config=ControlConfig(max_batch_tokens=29, max_batch_rows=4))
+def test_what_goes_on_with_more_than_a_piece_misses_no_step() -> None:
+    """A last token alone, which is a row of another kind, and a window that moves with what ran: the step behind waits."""
+    for fields, size in (({}, 30), ({"window": KvWindow(size=12, sinks=0)}, 11)):
+        rig = Rig(is_ahead=True, config=ControlConfig(max_batch_tokens=size, max_batch_rows=4))
+        plain, run = rig.open("plain"), rig.open("a")
+        theirs = plain.submit(segment(max_tokens=9))
+        rig.step()
+        call = run.submit(replace(prompt(), **fields))
+        sizes = []
+        while rig.begin():
+            sizes.append([batch.num_tokens for batch in rig.running])
+            rig.end()
+        alone = Rig(config=ControlConfig(max_batch_tokens=512))
+        other = alone.open("a")
+        expecting = other.submit(replace(prompt(), **fields))
+        alone.drain()
+        assert sizes[:3] == ([[1, 30], [30], [2, 2]] if size == 30 else [[1, 11], [11], [11]])
+        assert run.segment(call).tokens == other.segment(expecting).tokens
+        assert list(plain.segment(theirs).tokens) == expected(5, 9)
+
+
+def test_a_segment_whose_last_piece_ran_ahead_takes_its_turn_with_rows_of_one_token() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
     run = rig.open("a")
-    call = run.submit(prompt())
-    rig.begin()
-    assert [batch.num_tokens for batch in rig.running] == [29]
+    call = run.submit(replace(prompt(), sampling=replace(SAMPLING, top_logprobs=2)))
+    for _ in range(3):
+        rig.begin()
+        rig.end()
+    assert [row.num_tokens for row in rig.running[0].rows] == [1]
+    assert rig.controller._scheduler._long == []
     rig.drain()
-    assert [batch.num_tokens for batch in rig.executor.batches[:3]] == [29, 1, 1]
     assert list(run.segment(call).tokens) == NaiveContext().generate(PROMPT, range(len(PROMPT)), SAMPLING, 4, ())
 
 
