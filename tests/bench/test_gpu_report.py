@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
+import into_docs
 import lanes
 import side_by_side
 import speed
@@ -179,6 +180,31 @@ def test_what_takes_all_gpus_is_last_and_by_itself_or_left_out(
     assert "test_real_weights.py : ran test_real_weights.py" in said
     assert ("left out: ranks of llama-8b: torch sees 1 GPU, and it takes 2" in said) is (num_gpus == 1)
     assert "not begun" not in said
+
+
+def test_a_report_takes_the_place_of_the_last_one_in_the_documents(tmp_path: Path) -> None:
+    page = into_docs.DOCS / "gpu-figures.md"
+    by_hand = page.read_text().partition(into_docs.MARK)[0]
+    (tmp_path / "gpu-figures.md").write_text(page.read_text())
+    report = Report(tmp_path / "report.md", {"device": "two of a kind"}, "some day", [])
+    report.found_at.write_text('["tpot/llama-1b/32", 1.25]\n')
+    report.save()
+    for _ in range(2):
+        into_docs.into_docs(report.path, tmp_path)
+    written = (tmp_path / "gpu-figures.md").read_text()
+    assert written.startswith(by_hand + into_docs.MARK)
+    assert written.count("The engine on a GPU, some day") == 1
+    assert "| device | two of a kind |" in written
+    assert "– · 1.25 · – · –" in written
+    assert "(gpu-figures.svg)" in written
+    assert (tmp_path / "gpu-figures.svg").exists()
+    (tmp_path / "gpu-figures.md").write_text("no place")
+    with pytest.raises(ValueError, match="has no '## The last run'"):
+        into_docs.into_docs(report.path, tmp_path)
+    (tmp_path / "gpu-figures.md").write_text(written)
+    report.path.write_text("# cut off")
+    with pytest.raises(ValueError, match="no goals and figures"):
+        into_docs.into_docs(report.path, tmp_path)
 
 
 def test_one_command_writes_a_report_without_a_gpu(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ async def test_every_mechanism_runs_and_stands_beside_the_bare_loop() -> None:
         before = await system.control.stats()
         found = await mechanisms.tpots_s(mechanisms.engine_side(system, load), clock, load)
         between = await system.control.stats()
-        told = await mechanisms.told_s(mechanisms.program_side(system.runs, load), load)
+        told = await mechanisms.told_s(mechanisms.program_side(system.runs, clock, load), load)
         after = await system.control.stats()
     assert after.num_decode_tokens > between.num_decode_tokens > before.num_decode_tokens
     assert all(seconds > 0 for values in told.values() for seconds in values)

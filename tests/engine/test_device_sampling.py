@@ -39,6 +39,8 @@ FILTERS = [
     {"min_p": 0.05},
     {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
     {"top_k": 200, "min_p": 0.3},
+    {"typical_p": 0.9},
+    {"typical_p": 0.2, "top_p": 0.8, "min_p": 0.9},
 ]
 
 

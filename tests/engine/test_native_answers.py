@@ -14,7 +14,7 @@ from test_device_sampling import questions, some_logits
 from kernels_here import needs_kernels
 from loopwright.core.batch import ForwardRow
 from loopwright.core.calls import DistributionRequest, Sampling
-from loopwright.engine.model_runner import Asked
+from loopwright.engine.asked import Asked
 from loopwright.engine.native import answers, build
 from loopwright.engine.native.answers import NativeAnswers
 from loopwright.engine.oracle import next_token

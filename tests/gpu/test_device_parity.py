@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from loopwright.core.batch import Batch, DecodeRows, ForwardRow, KvShift
-from loopwright.core.calls import Sampling
+from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.matrices import Matrix
@@ -215,6 +215,7 @@ def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sa
         ({"top_p": 0.9}, {"logit_bias": {7: 3.0}, "allowed": tuple(range(0, 250, 3))}),
         ({"top_k": 40, "top_p": 0.7}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "seen": (4, 5)}),
         ({"min_p": 0.1}, {"presence_penalty": 1.5}),
+        ({"typical_p": 0.8}, {"top_k": 30}),
     ],
 )
 def test_draws_of_graphs_are_those_of_launches_one_by_one(
@@ -241,6 +242,31 @@ def test_draws_of_graphs_are_those_of_launches_one_by_one(
         found.append(tokens)
     assert found[0] == found[1]
     assert len({tuple(one) for one, _ in found[0]}) > 5
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 48])
+def test_lists_of_graphs_are_those_of_launches_one_by_one(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the same logits, to the last bit; at number 1 beside a prompt, whose pass is no graph."""
+    rig = on_device(model_of("heads of 64, 4 of a group"))
+    prompts = [some_tokens(9 + place, place) for place in range(num_rows)]
+    tables = [rig.blocks(64) for _ in prompts]
+    rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))
+    sizes = [256 if place % 2 else 1 + place for place in range(num_rows)]
+    for number in range(3):
+        rows = [
+            ForwardRow(table, len(prompt) + number, [len(prompt) + number], [5 + number],
+                       distributions=[DistributionRequest(k=size)])
+            for table, prompt, size in zip(tables, prompts, sizes, strict=True)
+        ]  # fmt: skip
+        more = [rig.row(some_tokens(40, 7))] if number == 1 else []
+        found = rig.rows(*rows, *more)[:num_rows]
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.runner, "_list", lambda *_: ())
+            expected = rig.rows(*rows, *more)[:num_rows]
+        for mine, theirs in zip(found, expected, strict=True):
+            (one,), (other,) = mine.distributions, theirs.distributions
+            assert (one.ids, one.logprobs, one.truncated) == (other.ids, other.logprobs, other.truncated)
+            assert one.covered == pytest.approx(other.covered, abs=1e-12)
 
 
 def test_a_large_product_is_added_to_the_residual_without_being_rounded() -> None:
@@ -295,6 +321,10 @@ def test_a_shifted_prefix_is_one_that_was_computed_there() -> None:
         Sampling(temperature=1.0, top_p=0.999, seed=10),
         Sampling(temperature=3.0, top_p=0.97, min_p=0.001, seed=11),
         Sampling(temperature=2.0, top_k=5000, top_p=0.99, seed=12),
+        Sampling(temperature=1.0, top_p=0.9, seed=13),
+        Sampling(temperature=1e-4, top_p=0.9, seed=14),
+        Sampling(temperature=4.0, typical_p=0.9, seed=15),
+        Sampling(temperature=1.0, typical_p=0.2, top_k=300, top_p=0.9, min_p=0.5, seed=16),
         Sampling(),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from loopwright.core.calls import Sampling
+from loopwright.engine.cuda import filter_kernels, search_kernels
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
@@ -24,6 +25,9 @@ FILTERS = [
     {"top_k": 9000},
     {"min_p": 0.2},
     {"top_p": 0.01},
+    {"typical_p": 0.9},
+    {"typical_p": 0.3, "top_k": 40},
+    {"typical_p": 0.8, "top_p": 0.5, "min_p": 0.7},
 ]
 
 
@@ -52,6 +56,75 @@ def test_each_row_draws_from_what_its_own_filters_leave(spread: float, temperatu
     assert found[0].tolist() == [one.token_id for one in expected]
     assert found[1].view(torch.float32).tolist() == pytest.approx([one.logprob for one in expected], abs=1e-4)
     assert not found[2].any()
+
+
+class Spy:
+    """Launches a kernel, and keeps the `number`th of what it was given as it was before."""
+
+    def __init__(self, kernel, number):
+        self.kernel, self.number, self.seen = kernel, number, []
+
+    def __getitem__(self, grid):
+        def launch(*given, **options):
+            self.seen.append(given[self.number].tolist())
+            return self.kernel[grid](*given, **options)
+
+        return launch
+
+
+USUAL = [
+    (1.0, {"top_k": 50}),
+    (1.0, {"top_p": 0.9}),  # half of the vocabulary
+    (1.0, {"top_p": 0.5}),
+    (20.0, {"top_p": 0.9}),  # a few tokens
+    (3.0, {"top_p": 0.99}),
+    (0.1, {"top_p": 0.9}),
+    (2.5, {"top_k": 100, "top_p": 0.9}),
+    (4.0, {"top_k": 40, "top_p": 0.95, "min_p": 0.05}),
+]
+UNUSUAL = [
+    (1.0, {"top_k": 9000}),  # more than there is room for
+    (0.0, {"top_p": 0.9}),  # all are equal
+    (3.0, {"typical_p": 0.9}),
+    (1.0, {"top_p": 0.9, "min_p": 0.4}),  # which acts among those that are not gathered
+]
+
+
+def test_usual_rows_are_settled_among_few_scores_and_the_others_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(1, 50000, generator=torch.Generator().manual_seed(3))
+    logits = torch.cat([logits * spread for spread, _ in [*USUAL, *UNUSUAL]])
+    samplings = [Sampling(temperature=1.0, seed=place, **one) for place, (_, one) in enumerate([*USUAL, *UNUSUAL])]
+    spy = Spy(search_kernels.search, 7)
+    monkeypatch.setattr(search_kernels, "search", spy)
+    columns, positions = RowSamplings.of(samplings, CPU), np.arange(len(samplings))
+    found = draw_rows(TritonOperations().draw, logits, logits, columns, positions)[0]
+    expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
+    assert found.tolist() == expected
+    ways = [filter_kernels.GATHERED.value] * len(USUAL) + [filter_kernels.WHOLE.value] * len(UNUSUAL)
+    assert spy.seen == [ways]
+
+
+@pytest.mark.parametrize("wrong", [-3.0, 3.0])
+def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """Whatever lies between the bounds, a row is settled there only if its last kept score is."""
+    logits = some_rows(4, 3.0)
+    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in ({"top_p": 0.9}, {"top_k": 30}) for _ in range(2)]
+
+    class Misled:
+        def __getitem__(self, grid):
+            return lambda *given, **options: weigh(grid, given, options)
+
+    def weigh(grid, given, options):
+        given[8].add_(wrong)
+        return weighing[grid](*given, **options)
+
+    weighing = filter_kernels.weigh
+    monkeypatch.setattr(filter_kernels, "weigh", Misled())
+    found = draw_rows(TritonOperations().draw, logits, logits, RowSamplings.of(samplings, CPU), np.arange(4))[0]
+    expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}])

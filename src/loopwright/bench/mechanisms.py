@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from loopwright.bench.bare_loop import bare_loop
 from loopwright.bench.decode import make_prompts
-from loopwright.bench.live import result_of
+from loopwright.bench.live import live_programs, result_of
 from loopwright.bench.opened import opened, opened_workers
 from loopwright.bench.rows import Metric, Row, case_name, measured
 from loopwright.bench.sessions import Caller, by_sampler, by_segment, by_streaming, by_watching
@@ -24,7 +24,7 @@ from loopwright.bench.suite import Measured, OpenSystem, Options, Suite, System
 from loopwright.bench.together import all_of
 from loopwright.core.clock import Clock, SystemClock
 from loopwright.core.errors import InternalError
-from loopwright.core.runs import Runs, RunSpec
+from loopwright.core.runs import ClientInput, Runs, RunSpec
 
 TPOT_MS = Metric("tpot_ms", "ms", lower_is_better=True)
 ADDED_MS = Metric("added_ms", "ms", lower_is_better=True)
@@ -32,12 +32,18 @@ ADDED_MS = Metric("added_ms", "ms", lower_is_better=True)
 NUM_TEXTS = 32
 NUM_TOKENS_IN = 128
 NUM_FEW, NUM_MORE = 8, 96
+LEAD_S = 0.05  # from telling the programs to begin until they do
 PAPER = {"segment": "+2.39 % (8B), +5.64 % (3B), +11.41 % (1B)"}
 _PREAMBLE = """
-import time
-from loopwright import Context
+import asyncio, time
+from loopwright import Context, emit, receive
 
 PROMPT = "Once upon a time there was a clock that " * 12
+
+async def begin() -> float:
+    emit("ready")
+    await asyncio.sleep(await receive() - time.time())
+    return time.perf_counter()
 
 """
 PROGRAMS = {
@@ -47,9 +53,11 @@ async def main(few: int, more: int) -> float:
     ctx = Context()
     ctx.append(PROMPT)
     await ctx.generate(max_tokens=few, ignore_eos=True)
-    began = time.perf_counter()
+    began = await begin()
     turn = await ctx.generate(max_tokens=more, ignore_eos=True)
-    return (time.perf_counter() - began) / len(turn.tokens)
+    taken = time.perf_counter() - began
+    await ctx.generate(max_tokens=few, ignore_eos=True)
+    return taken / len(turn.tokens)
 """,
     "program": _PREAMBLE
     + """
@@ -62,12 +70,16 @@ async def main(few: int, more: int) -> float:
     ctx = Context()
     ctx.append(PROMPT)
     await choose(ctx, few)
-    began = time.perf_counter()
+    began = await begin()
     await choose(ctx, more)
-    return (time.perf_counter() - began) / more
+    taken = time.perf_counter() - began
+    await choose(ctx, few)
+    return taken / more
 """,
 }
-"""Each tells the seconds from token to token, behind its first few: what launches take is `bench launch`'s."""
+"""Each tells the seconds from token to token, of those that all of a wave make at once: they begin at the moment that
+they are told when all have come so far, and go on a little for those who are not done. What launches take is
+`bench launch`'s."""
 
 Generate: TypeAlias = Callable[[int], Awaitable[None]]
 """Makes so many tokens of each text."""
@@ -92,11 +104,11 @@ async def measure(options: Options, open_system: OpenSystem) -> Measured:
     values: dict[str, list[float]] = {}
     if options.num_workers:  # first: what they take of a device ends with their process
         async with opened_workers(options) as workers:
-            values |= await told_s(program_side(workers.runs, load), load)
+            values |= await told_s(program_side(workers.runs, SystemClock(), load), load)
     async with opened(options, open_system) as system:
         values = await tpots_s(engine_side(system, load), SystemClock(), load) | values
         if not options.num_workers:
-            values |= await told_s(program_side(system.runs, load), load)
+            values |= await told_s(program_side(system.runs, SystemClock(), load), load)
     return Measured(rows=tuple(rows_of(values, load)), workload={})
 
 
@@ -128,21 +140,19 @@ def engine_side(system: System, load: Load) -> dict[str, Generate]:
     }
 
 
-def program_side(runs: Runs, load: Load) -> dict[str, Timed]:
+def program_side(runs: Runs, clock: Clock, load: Load) -> dict[str, Timed]:
     """The ways in a sandbox, by name."""
 
     async def run(name: str) -> float:
         arguments = {"few": NUM_FEW, "more": load.num_more}
         spec = RunSpec(source=PROGRAMS[name], filename=f"{name}.py", arguments=arguments)
-        found: list[float] = []
-
-        async def one() -> None:
-            told = await result_of(runs, await runs.start(spec))
-            if not isinstance(told, float):
-                raise InternalError(f"{name} told {told!r}, not seconds")
-            found.append(told)
-
-        await all_of(one() for _ in range(load.num_texts))
+        async with live_programs(runs, spec, load.num_texts) as run_ids:
+            begin = ClientInput((clock.wall_s() + LEAD_S,))
+            await all_of(runs.send(run_id, begin) for run_id in run_ids)
+            told = await all_of(result_of(runs, run_id) for run_id in run_ids)
+        found = [one for one in told if isinstance(one, float)]
+        if len(found) < len(told):
+            raise InternalError(f"{name} told {told}, not seconds")
         return median(found)
 
     return {name: partial(run, name) for name in PROGRAMS}

@@ -6,6 +6,7 @@ Entered by the runtime through `core.control`. `serve` is the one task that may 
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,10 +28,12 @@ from loopwright.control.observing import Observer
 from loopwright.control.open_calls import OpenCalls
 from loopwright.control.pace import Pace
 from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.returns import Returns
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_results import result_of
 from loopwright.control.step_times import StepTimes
+from loopwright.control.successors import Successors
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.bell import Bell
@@ -85,10 +88,12 @@ class Controller:
         self._scheduler = make_scheduler(config, self._resources, self._pace)
         no_text = (b"",) * (shape.vocab_size - len(token_bytes))
         texts = ((*token_bytes, *no_text), (*(bytes_with_marks or token_bytes), *no_text))
-        self._intake = Intake(self._resources, self._compiling, model_info, *texts)
+        self._successors = Successors(self._resources, is_on=config.policy == "adaptive")
+        self._intake = Intake(self._resources, self._compiling, model_info, *texts, self._successors)
         self._sessions: dict[RunId, InlineSession] = {}
         self.bell = Bell()  # for InlineSession
         self._step_times = StepTimes()
+        self._returns = Returns()
         self._calls = OpenCalls(
             self._resources,
             self._scheduler,
@@ -98,14 +103,19 @@ class Controller:
             self._step_times,
             self._moment,
             self.bell.tell_all,
+            self._returns,
+            self._successors,
         )
-        self._suspension = Suspension(config, self._resources, self._scheduler, self._compiling, self._sessions)
+        self._suspension = Suspension(
+            config, self._resources, self._scheduler, self._compiling, self._sessions, self._successors
+        )
         self._max_running = 1 + goes_ahead(config, shape)
         self._running: deque[Step] = deque()  # the second one is ahead
         self._unwanted: list[tuple[OpenCall, Step]] = []  # of runs that ended while the step ran
         self._counts = StepCounts()
         self._arrivals = Arrivals()
         self._wake = asyncio.Event()
+        self._is_holding = False  # a step waits for more, so that a call alone is no news
         self._loss: ErrorInfo | None = None  # why the engine can run nothing any more
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -169,7 +179,9 @@ class Controller:
         while True:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
+                self._is_holding = True
                 await self._wait_for_change(hold_s)
+                self._is_holding = False
                 continue
             was_idle = not submitted
             self._submit_all(submitted)
@@ -189,7 +201,7 @@ class Controller:
                 self.fail_step(error)
             else:
                 ended_s = self._clock.now_s()
-                if not submitted and not self._hold_s():
+                if not submitted and not self._hold_s(self._running[0]):
                     self._submit_all(submitted)  # who came while it ran need not wait until its result is taken
                 self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
@@ -204,6 +216,7 @@ class Controller:
         """The engine had this step alone for so long, and before it nothing for so long."""
         self._counts.busy_s += busy_s
         self._arrivals.step_over(busy_s)
+        self._returns.step_over(busy_s)
         num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
         self._step_times.note(num_tokens, busy_s, batch.num_drafts, waited_s)
         self._pace.note(num_tokens - num_long, num_long, busy_s)
@@ -247,7 +260,11 @@ class Controller:
         if session.inbox.is_closed:
             return
         assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
-        self._changed()
+        self._changed(session)
+        session.last_call = call_id
+        if session.kept is not None and (next_one := self._intake.succeed(session, call_id, call)) is not None:
+            self._scheduler.add_again(next_one)
+            return
         try:
             if isinstance(call, DirectCall):
                 result = answer(call, session, self._resources, self._model_info)
@@ -280,6 +297,8 @@ class Controller:
         """Ends a run: what is not in the running step is gone now, the rest when the step is over."""
         if session.inbox.is_closed:
             return
+        self._returns.gone(session)
+        self._successors.let_go(session)
         self._changed()
         session.inbox.close()
         for call in list(session.open_calls.values()):
@@ -300,7 +319,7 @@ class Controller:
         num_open = Counter(call.queue for call in calls)
         queues = [queue for session in self._sessions.values() for queue in session.queues.values()]
         assert all(queue.num_open == num_open[queue] for queue in queues), "a queue's open calls are miscounted"
-        self._resources.check_integrity(calls)
+        self._resources.check_integrity([*calls, *self._successors.kept(self._sessions.values())])
 
     def _check_engine(self) -> None:
         if self._loss is not None:
@@ -394,9 +413,12 @@ class Controller:
 
     # Waiting
 
-    def _changed(self) -> None:
+    def _changed(self, caller: InlineSession | None = None) -> None:
         self._moment.now_s = self._clock.now_s()
-        self._wake.set()
+        if caller is not None:
+            self._returns.called(caller, self._moment.now_s)
+        if not (self._is_holding and self._returns.are_awaited):
+            self._wake.set()
 
     def _wake_from_any_thread(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -415,9 +437,18 @@ class Controller:
         self._calls.refuse(call, error.info())
         return True
 
-    def _hold_s(self) -> float:
-        """For how long the engine should do nothing, for more to run at once."""
-        return self._arrivals.hold_s(self._clock.now_s(), would_hold_up=self._scheduler.is_decoding)
+    def _hold_s(self, ended: Step | None = None) -> float:
+        """For how long the engine should do nothing, for more to run at once. `ended` is a step whose calls have not
+        been answered yet, though it is over."""
+        now_s = self._clock.now_s()
+        if launching_s := self._arrivals.hold_s(now_s, would_hold_up=self._scheduler.is_decoding):
+            return launching_s
+        if self._scheduler.has_segments:
+            return 0.0
+        num_waiting = self._scheduler.num_waiting_short
+        if ended is not None and self._returns.will_hold(ended.rows, self._sessions, num_waiting):
+            return math.inf
+        return self._returns.hold_s(now_s, num_waiting)
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:

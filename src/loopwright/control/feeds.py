@@ -11,7 +11,7 @@ import msgspec
 from loopwright.control.page_content import PageKey
 from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
-from loopwright.core.calls import DistributionRequest, HeldText, Sampling, Visibility
+from loopwright.core.calls import DistributionRequest, ForwardText, HeldText, Sampling, Visibility
 from loopwright.core.errors import BadRequest
 from loopwright.core.grammars import CompiledGrammar
 from loopwright.core.ids import BlockId, SlotId
@@ -37,6 +37,7 @@ class Feed:
         "_has_run_many",
         "_held",
         "_is_divisible",
+        "_is_going_on",
         "_kv_len",
         "_mask",
         "_num_ahead",
@@ -99,6 +100,7 @@ class Feed:
         self._num_run = self._num_in_row = 0
         self._num_ahead = 0  # inputs of a chunk behind the row that runs
         self._has_run_many = False
+        self._is_going_on = False  # the last input is that of a call of its own
         self.num_cached = 0  # inputs whose KV was there before the call
         self.num_recorded = kv_len  # the KV place up to which the content of pages is noted
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
@@ -118,7 +120,12 @@ class Feed:
     @property
     def num_prompt(self) -> int:
         """Inputs that somebody gave it to run together; a single one goes on with what was sampled."""
-        return self.num_inputs if self.num_inputs > 1 else 0
+        return self.num_inputs if self.num_inputs > 1 and not self._is_going_on else 0
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether, once it is through, one more token may follow as part of it: it is the plain text of such calls."""
+        return self._is_plain and self.num_left == 0 and (self._is_going_on or self.num_inputs == 1)
 
     @property
     def is_paused(self) -> bool:
@@ -147,6 +154,23 @@ class Feed:
     def num_final(self) -> int:
         """The KV place up to which what it ran will not be written again, whatever comes."""
         return self.kv_len
+
+    def go_on(self, call: ForwardText) -> None:
+        """Takes the one input of a call that goes on where this feed, which is through, has ended."""
+        if not self._is_going_on:
+            self._tokens, self._positions, self._is_going_on = [*self._tokens], [*self._positions], True
+        self._tokens += call.tokens  # type: ignore[operator]
+        self._positions += call.positions  # type: ignore[operator]
+        self.num_inputs += 1
+        self.num_cached = 0
+        self._distributions, self._sampling = call.distributions, call.sampling
+        self._sample_position = call.positions[0] + 1
+        self.sampled = ()
+        self._found = {}
+
+    def last_input(self) -> tuple[int, int]:
+        """Its token and position."""
+        return self._tokens[-1], self._positions[-1]
 
     def follow(self, grammar: CompiledGrammar) -> None:
         """Holds what follows the last input to a grammar; before the first row. Raises LimitExceeded, BadRequest."""
@@ -256,6 +280,12 @@ class Feed:
         return forwarded(found, self._sampling, self.kv_len, num_pages, self.num_cached, draft_cost)
 
     def _next_row(self, max_tokens: int) -> ForwardRow:
+        if self._is_going_on:
+            self._num_in_row, self._picked = 1, range(len(self._distributions))
+            return ForwardRow(
+                self.block_ids, self._kv_len, self._positions[-1:], self._tokens[-1:], (), None, (),
+                self._distributions, self._sampling, self._sample_position,
+            )  # fmt: skip
         self._num_in_row = min(max_tokens, self.num_left)
         if self._num_in_row < self.num_left:
             self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)

@@ -68,10 +68,24 @@ class GroupingScheduler:
         self._settle_groups(now_s)
         self._ready.append((max(now_s, self._ready[-1][0]) if self._ready else now_s, call))
 
+    def add_again(self, call: OpenCall) -> None:
+        """Nobody is kept here."""
+        raise AssertionError("a call goes on under a policy of groups")
+
     @property
     def is_decoding(self) -> bool:
         """Always, as far as others are concerned: when a group runs is the policy's to say."""
         return True
+
+    @property
+    def has_segments(self) -> bool:
+        """As `is_decoding`."""
+        return True
+
+    @property
+    def num_waiting_short(self) -> int:
+        """As `Scheduler`; nobody waits here for others."""
+        return 0
 
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""

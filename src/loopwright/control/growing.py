@@ -40,8 +40,25 @@ def grow(call: OpenCall, feed: Feed, table: PageTable) -> bool:
     pages = call.pages
     if table.num_held != table.num_backed or len(feed.block_ids) != len(pages):
         return False
-    name = _next_name(call)
-    page = table.grow(name)
+    return _grow_to(call, feed, table, _next_name(call))
+
+
+def grow_forward(call: OpenCall, feed: Feed, table: PageTable, name: PageName) -> bool:
+    """Likewise for a forward that goes on, into a page of that name: what it wrote so far it only reads from now on."""
+    written, call.page_writes = call.page_writes, []
+    if not _grow_to(call, feed, table, name):
+        call.page_writes = written
+        return False
+    for page in written:
+        if page.writer is call:
+            page.writer = None
+        page.readers[call] = None
+    call.page_reads = list(dict.fromkeys([*call.page_reads, *written]))
+    return True
+
+
+def _grow_to(call: OpenCall, feed: Feed, table: PageTable, name: PageName) -> bool:
+    pages, page = call.pages, table.grow(name)
     if page is None:
         return False
     assert page.id is not None

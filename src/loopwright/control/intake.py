@@ -12,8 +12,9 @@ from loopwright.control.issue import QueuedCall, prepare, prepare_refused
 from loopwright.control.ordering import CallQueue, OpenCall
 from loopwright.control.resource_manager import ImmediateCall, ResourceManager
 from loopwright.control.session import InlineSession
+from loopwright.control.successors import Successors
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import ClearQueue, FreeEmbeds, FreePages, Generate, QueueCall
+from loopwright.core.calls import ClearQueue, ForwardText, FreeEmbeds, FreePages, Generate, QueueCall
 from loopwright.core.errors import ErrorInfo, LimitExceeded, LoopwrightError
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
@@ -32,10 +33,22 @@ class Intake:
         model_info: ModelInfo,
         token_bytes: Sequence[bytes],
         bytes_with_marks: Sequence[bytes],
+        successors: Successors,
     ) -> None:
-        self._resources, self._compiling = resources, compiling
+        self._resources, self._compiling, self._successors = resources, compiling, successors
         self._model_info, self._token_bytes, self._bytes_with_marks = model_info, token_bytes, bytes_with_marks
         self._num_issued = 0
+
+    def succeed(self, session: InlineSession, call_id: CallId, call: QueueCall) -> OpenCall | None:
+        """The call as the successor of the one that the session keeps. If it cannot be that, that one is let go."""
+        found = self._successors.succeed(session, call_id, call) if isinstance(call, ForwardText) else None
+        if found is None:
+            self._successors.let_go(session)
+            return None
+        self._num_issued += 1
+        found.number, found.rank = self._num_issued, rank(self._num_issued, found.queue.priority)
+        found.issued_s = self._resources.moment.now_s
+        return found
 
     def take(
         self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall | QueuedCall

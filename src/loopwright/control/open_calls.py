@@ -16,10 +16,12 @@ from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
 from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
+from loopwright.control.returns import Returns
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
 from loopwright.control.step_times import StepTimes
+from loopwright.control.successors import Successors
 from loopwright.control.watched_calls import WatchedCalls
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODE_RESULT, DecodeResult, HeadRow, RowResult, StepResult
@@ -45,12 +47,14 @@ class OpenCalls:
         step_times: StepTimes,
         moment: Moment,
         tell_due: Callable[[], None],
+        returns: Returns,
+        successors: Successors,
     ) -> None:
         self._resources, self._scheduler, self._compiling = resources, scheduler, compiling
         self._sessions = sessions
         self._observer = observer
         self._step_times = step_times
-        self._moment = moment
+        self._moment, self._returns, self._successors = moment, returns, successors
         self._num_rows = 0  # of the step that was over last
         self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due)
         self.watched = WatchedCalls(resources, self._finish, self._fail)
@@ -138,6 +142,8 @@ class OpenCalls:
         ready = ordering.leave(call)
         self._resources.release(call)
         session = self._sessions[call.run_id]
+        if session.kept is not None and session.kept.call is call:
+            session.kept = None
         del session.open_calls[call.call_id]
         call.queue.num_open -= 1
         session.idle_since_s = self._moment.now_s
@@ -184,7 +190,7 @@ class OpenCalls:
         if not isinstance(feed, SegmentFeed):
             if is_over:
                 cost = self._step_times.draft_cost(self._num_rows, feed.num_drafts) if feed.num_drafts else None
-                self._finish(call, feed.result(len(call.pages), cost))
+                self._finish_forward(call, feed.result(len(call.pages), cost))
             return
         if feed.view is not None:
             self._resources.slide(call)
@@ -201,6 +207,17 @@ class OpenCalls:
         else:
             self._resources.trim(call)
             self._finish(call, feed.segment(len(call.pages)))
+
+    def _finish_forward(self, call: OpenCall, result: CallResult) -> None:
+        """Its program says what follows, and may go on from here."""
+        session = self._sessions[call.run_id]
+        if self._successors.keep(call, session):
+            session.idle_since_s = self._moment.now_s
+            call.inbox.put(Completion(call.call_id, result, None, self._observed(call)))
+        else:
+            self._finish(call, result)
+        if not session.open_calls:
+            self._returns.told(session, self._moment.now_s)
 
     def _finish(self, call: OpenCall, result: CallResult) -> None:
         self._end(call, result)

@@ -13,7 +13,7 @@ from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
-from loopwright.control.growing import grow, grow_by, keep_before, names_to_grow
+from loopwright.control.growing import grow, grow_by, grow_forward, keep_before, names_to_grow
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.moment import Moment
@@ -199,6 +199,10 @@ class ResourceManager:
         nothing has changed, if there is more to it, or no block."""
         return grow(call, feed, self._holdings[call.run_id].pages)
 
+    def grow_forward(self, call: OpenCall, feed: Feed, name: PageName) -> bool:
+        """Likewise, for a forward that goes on; `name` is its new page's."""
+        return grow_forward(call, feed, self._holdings[call.run_id].pages, name)
+
     def shrink(self, call: OpenCall) -> None:
         """Takes back the pages that a segment grew and has no use for, now that it went back to an earlier token."""
         feed = call.work
@@ -293,6 +297,19 @@ class ResourceManager:
             self._prefixes.record_copy(call.call, source, target, root)
         elif isinstance(call.call, ShiftKv):
             self._prefixes.cut(call.page_writes, call.call.start % self.shape.block_size, root)
+
+    def mark_token(self, call: OpenCall, feed: Feed) -> None:
+        """As `mark_written`, for a forward that has gone on by one token."""
+        place, offset = divmod(feed.kv_len - 1, self.shape.block_size)
+        page = call.pages[place]
+        page.written |= 1 << offset
+        content = page.content
+        if content is None or len(content.tokens) != offset or offset + 1 == self.shape.block_size:
+            self.record(call)
+            return
+        token, position = feed.last_input()
+        content.extend((token,), (position,), self.shape.block_size)
+        feed.num_recorded = feed.kv_len
 
     def mark_lost(self, call: OpenCall) -> None:
         """Notes that what the call wrote is not to be read: it ran beside a call that it waited for, which failed."""

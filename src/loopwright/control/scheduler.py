@@ -58,6 +58,11 @@ class Scheduler:
             call.rank -= self._resources.advance(call)
         self.put(call)
 
+    def add_again(self, call: OpenCall) -> None:
+        """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet."""
+        if call.run_id in self.suspended or call not in self._short:
+            self.put(call)
+
     def put(self, call: OpenCall) -> None:
         """As `add`, for a call that was here before."""
         if call.run_id in self.suspended:
@@ -94,6 +99,16 @@ class Scheduler:
         """Whether somebody waits for the next token of an answer that has begun."""
         return bool(self._decoding or self._short)
 
+    @property
+    def has_segments(self) -> bool:
+        """Likewise, if that answer is a segment's: who decides about each token himself is not counted."""
+        return bool(self._decoding) or any(isinstance(call.work, SegmentFeed) for call in self._short)
+
+    @property
+    def num_waiting_short(self) -> int:
+        """Calls with one input left that are in no step, beside those that decode."""
+        return sum(not (call.is_over or call.is_resting) for call in self._short)
+
     def reorder(self) -> None:
         """For whoever changed the rank of calls that may be here."""
         self._long.sort(key=lambda call: call.rank)
@@ -109,7 +124,7 @@ class Scheduler:
         going = running.going_on()
         if going is None or self.suspended or running.private:
             return None
-        num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
+        num_short = self.num_waiting_short
         if not (self._decoding or going or num_short or self._light or self._long):
             return None
         if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:
@@ -211,6 +226,8 @@ class Scheduler:
                 else:
                     served.append(call)
                     call.served_at = self._num_formed
+                    if not call.is_started:
+                        call.is_started, call.started_s = True, self._now_s
                     step.rows.append(call)
                     step.batch_rows.append(feed.next_row(1))
             else:

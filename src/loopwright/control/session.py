@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from loopwright.control.inbox import Inbox
 from loopwright.core.bell import Bell
-from loopwright.core.calls import QueueCall
+from loopwright.core.calls import DistributionRequest, QueueCall
 from loopwright.core.control import ControlLimits
-from loopwright.core.ids import CallId, QueueName, RunId, TenantId
+from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import Completion
 from loopwright.core.told_tokens import TokenReader
 
@@ -31,6 +31,16 @@ class Issuer(Protocol):
     def close(self, session: "InlineSession") -> None: ...
 
 
+class Kept:
+    """A call that is over and stands in its place for the one that goes on from it: see `control.successors`."""
+
+    __slots__ = ("call", "checked", "names")
+
+    def __init__(self, call: "OpenCall", names: tuple[PageName, ...]) -> None:
+        self.call, self.names = call, names  # of its pages
+        self.checked: tuple[DistributionRequest, ...] | None = None  # asked for behind one token, and found right
+
+
 class InlineSession:
     """One run's door, in the process of the controller. Implements `core.control.Session`, and
     `core.told_tokens.ReadTogether`."""
@@ -43,7 +53,11 @@ class InlineSession:
         self.inbox = Inbox(issuer.bell)
         self.queues: dict[QueueName, CallQueue] = {}
         self.open_calls: dict[CallId, OpenCall] = {}
+        self.last_call: CallId | None = None  # issued
+        self.kept: Kept | None = None  # of its calls that are over, or open again
         self.idle_since_s = 0.0  # if it has no open calls
+        self.told_s: float | None = None  # when a step answered its only call, until it makes another
+        self.num_quick = 0  # how often in a row it made the next one within a step's time
         self._issuer = issuer
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:

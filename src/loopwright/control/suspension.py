@@ -16,6 +16,7 @@ from loopwright.control.ordering import OpenCall
 from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
+from loopwright.control.successors import Successors
 from loopwright.core.errors import OutOfPages
 from loopwright.core.ids import RunId
 
@@ -31,8 +32,9 @@ class Suspension:
         scheduler: AnyScheduler,
         compiling: CompilingCalls,
         sessions: Mapping[RunId, InlineSession],
+        successors: Successors,
     ) -> None:
-        self._config, self._resources, self._scheduler = config, resources, scheduler
+        self._config, self._resources, self._scheduler, self._successors = config, resources, scheduler, successors
         self._compiling, self._sessions = compiling, sessions
         self._served: Counter[RunId] = Counter()
         self.num_suspended = (
@@ -72,10 +74,7 @@ class Suspension:
         holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks()]
         idle = [one for one in holders if one.idle_since_s <= until_s and _is_idle(one)]
         num_free = self._resources.blocks.num_free
-        has_dropped = any(
-            self._resources.drop(one.run_id, one.open_calls.values())
-            for one in sorted(idle, key=lambda one: self._order(one.run_id))
-        )
+        has_dropped = any(self._drop(one) for one in sorted(idle, key=lambda one: self._order(one.run_id)))
         self.num_dropped_idle += self._resources.blocks.num_free - num_free
         return has_dropped
 
@@ -94,7 +93,7 @@ class Suspension:
         favoured = min(waiting, key=lambda call: (self._served[call.run_id], call.rank)).run_id
         for run_id in sorted({call.run_id for call in waiting} - {favoured}, key=self._order):
             num_free = self._resources.blocks.num_free
-            if self._resources.drop(run_id, self._sessions[run_id].open_calls.values()):
+            if self._drop(self._sessions[run_id]):
                 self._scheduler.suspend(run_id)
                 self.num_suspended += 1
                 self.num_dropped_suspended += self._resources.blocks.num_free - num_free
@@ -137,6 +136,11 @@ class Suspension:
         open_calls = [self._sessions[run_id].open_calls.values() for run_id in holders]
         is_everybody_waiting = all(calls and not any(call.is_paused for call in calls) for calls in open_calls)
         return bool(self._scheduler.waiting()) and is_everybody_waiting and not self._compiling.num_waiting
+
+    def _drop(self, session: InlineSession) -> bool:
+        """As `ResourceManager.drop`."""
+        self._successors.let_go(session)
+        return self._resources.drop(session.run_id, session.open_calls.values())
 
     def _order(self, run_id: RunId) -> tuple[int, RunId]:
         """Who gives up pages first."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,13 +21,12 @@ from loopwright.core.batch import (
     HeadRow,
     KvShift,
     RowResult,
-    Sampled,
     StepResult,
 )
-from loopwright.core.calls import DistributionRequest
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.executor import EngineShape
 from loopwright.core.traits import Trait
+from loopwright.engine.asked import Asked, Hidden, asked_tokens
 from loopwright.engine.attention import AttentionRow, make_attention
 from loopwright.engine.carried import Carried
 from loopwright.engine.kv_cache import BLOCK_SIZE, EmbedStore, KvCache, kv_bytes_per_token
@@ -40,7 +38,6 @@ from loopwright.engine.native.decoder import NativeDecoder
 from loopwright.engine.native.structs import WeightType
 from loopwright.engine.row_checks import check_head, check_row, check_shift, check_step, checked
 from loopwright.engine.sampler import Question, answer
-from loopwright.engine.transfer import to_device
 
 _Forward: TypeAlias = Callable[[Tensor, Tensor, Sequence[AttentionRow]], Tensor]
 _Row = TypeVar("_Row")
@@ -183,7 +180,7 @@ class ModelRunner:
         asked = [Asked.of_row(row, end) for row, end in zip(rows, ends, strict=True)]
         return self._answer(asked, lambda index: self._model.normalize(hidden.of(index)))
 
-    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple["Hidden", list[int]]:
+    def _forward_rows(self, rows: Sequence[ForwardRow]) -> tuple[Hidden, list[int]]:
         """Hidden states, and where each row's tokens end among all. Output slots are written."""
         vectors, positions = self._inputs(rows)
         planned = [AttentionRow(row.block_ids, row.kv_len, row.num_tokens, row.mask) for row in rows]
@@ -194,7 +191,7 @@ class ModelRunner:
 
     def _run_layers(
         self, vectors: Tensor, positions: Tensor, rows: Sequence[AttentionRow], asked: Callable[[], NDArray[np.int64]]
-    ) -> "Hidden":
+    ) -> Hidden:
         """`asked` finds the tokens whose hidden states anybody asks for; the others' may be left out."""
         return Hidden(self._forward(vectors, positions, rows))
 
@@ -228,14 +225,14 @@ class ModelRunner:
         return torch.tensor(numbers, device=self._device)
 
     def _write_outputs(
-        self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: "Hidden", positions: Tensor
+        self, rows: Sequence[ForwardRow], ends: Sequence[int], hidden: Hidden, positions: Tensor
     ) -> None:
         slots = [slot for row in rows for slot in row.output_slots]
         if slots:
             index = [i for row, end in zip(rows, ends, strict=True) for i in range(end - len(row.output_slots), end)]
             self._slots.write(slots, self._model.normalize(hidden.of(index)), positions[self._numbers(index)])
 
-    def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+    def _answer(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         """`vectors` gives the normalised hidden states of the asked indices: [num_indices, hidden_size]."""
         results = [
             one for logits, mine in self._logits_of(asked, vectors) for one in self._answer_together(logits, mine)
@@ -244,7 +241,7 @@ class ModelRunner:
         return [one.assemble(remaining) for one in asked]
 
     def _logits_of(
-        self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]
+        self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor]
     ) -> Iterator[tuple[Tensor, Sequence[Question]]]:
         """All questions, so many at a time, with their logits."""
         questions = [question for one in asked for question in one.questions]
@@ -277,108 +274,10 @@ class FollowingRunner(ModelRunner):
     """Does what another rank shares, and leaves the answers to that one: here nothing is sampled, and no result says
     anything."""
 
-    def _answer(self, asked: Sequence["Asked"], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
+    def _answer(self, asked: Sequence[Asked], vectors: Callable[[list[int]], Tensor]) -> list[RowResult]:
         for _ in self._logits_of(asked, vectors):
             pass  # this rank's part of them is all that is wanted
         return [RowResult() for _ in asked]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Hidden:
-    """Hidden states behind the last layer, [num_kept, hidden_size], of the tokens of a step with the indices `kept`, in
-    ascending order; None: of all."""
-
-    vectors: Tensor
-    kept: NDArray[np.int64] | None = None
-
-    def of(self, tokens: Sequence[int]) -> Tensor:
-        """Of some that are kept, in any order: [num_tokens, hidden_size]."""
-        index = np.asarray(tokens, np.int64)
-        if self.kept is not None:
-            places = np.searchsorted(self.kept, index)
-            assert (self.kept[places] == index).all(), "a token whose hidden state nobody asked for"
-            index = places
-        return self.vectors[to_device(index, self.vectors.device)]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What one row asks of the head, by the index of the vector: each vector's logits are computed once."""
-
-    questions: list[tuple[int, Question]]  # those that sample come first, in order
-    order: list[tuple[int, int]]  # for each distribution: which question, and which place among its distributions
-    drafts: Sequence[int] = ()  # what each sample but the last is compared with
-
-    @classmethod
-    def of_row(cls, row: ForwardRow, end: int) -> "Asked":
-        start = end - row.num_tokens
-        first_sample = _first_sample(row)
-        by_index: dict[int, list[DistributionRequest]] = {i: [] for i in range(first_sample, row.num_tokens)}
-        places: list[tuple[int, int]] = []
-        for request in row.distributions:
-            requests = by_index.setdefault(request.index % row.num_tokens, [])
-            places.append((request.index % row.num_tokens, len(requests)))
-            requests.append(request)
-        numbers = {index: number for number, index in enumerate(by_index)}
-        drafts = row.token_ids[row.num_tokens - row.num_drafts :]
-
-        def question(index: int, requests: list[DistributionRequest]) -> Question:
-            if index < first_sample:
-                return Question(requests)
-            position = row.sample_position - (row.num_tokens - 1 - index)
-            number = index - first_sample
-            sampling, bits, draft = row.sampling, row.allowed_bits, None
-            assert row.sampler is None or not row.num_drafts, "a sampler is asked about one token at a time"
-            if number < row.num_drafts:
-                bits = None
-                draft = None if row.distributions else drafts[number]
-                if sampling is not None and row.are_drafts_forced:
-                    sampling = msgspec.structs.replace(sampling, allowed=(drafts[number],))
-            generated = row.generated
-            if number and sampling is not None and sampling.has_penalties:
-                generated = (*generated, *drafts[:number])
-            return Question(requests, sampling, position, generated, bits, row.sampler, draft)
-
-        return cls(
-            [(start + index, question(index, requests)) for index, requests in by_index.items()],
-            [(numbers[index], place) for index, place in places],
-            drafts,
-        )
-
-    @classmethod
-    def of_head(cls, head: HeadRow) -> "Asked":
-        question = Question(head.distributions, head.sampling, head.sample_position)
-        return cls([(head.slot, question)], [(0, place) for place in range(len(head.distributions))])
-
-    def assemble(self, results: Iterator[RowResult]) -> RowResult:
-        """Takes this row's answers from `results`. One that failed fails the row, unless it follows a rejected draft
-        and nothing else was asked of it."""
-        mine = [next(results) for _ in self.questions]
-        sampled: list[Sampled] = []
-        is_open = True  # all drafts so far are what was sampled in their place
-        for number, ((_, asked), result) in enumerate(zip(self.questions, mine, strict=True)):
-            counts = is_open and asked.sampling is not None
-            if result.error is not None and (counts or asked.distributions):
-                return result
-            if counts:
-                sampled += result.sampled
-                is_open = number < len(self.drafts) and self.drafts[number] == sampled[-1].token_id
-        return RowResult(
-            tuple(sampled),
-            tuple(mine[number].distributions[place] for number, place in self.order),
-            sampler_state=mine[0].sampler_state if mine else None,  # a row with a sampler has no drafts
-        )
-
-
-def asked_tokens(rows: Sequence[ForwardRow], ends: Sequence[int]) -> NDArray[np.int64]:
-    """Which tokens of a step a row asks something about or keeps in a slot, in ascending order."""
-    found: set[int] = set()
-    for row, end in zip(rows, ends, strict=True):
-        start = end - row.num_tokens
-        found.update(range(start + _first_sample(row), end))
-        found.update(start + request.index % row.num_tokens for request in row.distributions)
-        found.update(range(end - len(row.output_slots), end))
-    return np.array(sorted(found), np.int64)
 
 
 def _joined(numbers: Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -389,11 +288,6 @@ def _joined(numbers: Sequence[Sequence[int]]) -> NDArray[np.int64]:
             for one in numbers
         ]
     )
-
-
-def _first_sample(row: ForwardRow) -> int:
-    """From which of its tokens on the row samples."""
-    return row.num_tokens - (0 if row.sampling is None else 1 + row.num_drafts)
 
 
 def isolate(

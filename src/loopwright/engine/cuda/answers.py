@@ -238,9 +238,7 @@ class _Choosing:
 
 def _is_common(sampling: Sampling | None) -> bool:
     """Whether a draw says all of it."""
-    if sampling is None or (sampling.top_logprobs and sampling.logprobs == "processed"):
-        return False
-    return sampling.temperature == 0 or sampling.typical_p == 1
+    return sampling is not None and not (sampling.top_logprobs and sampling.logprobs == "processed")
 
 
 def _of(values: Tensor, places: Sequence[int]) -> Tensor:

@@ -47,7 +47,14 @@ FIXED = Tiling(rows=32, places=64, num_warps=4, num_stages=2, max_parts=8, has_f
 """Of all rows, where a token's bits may not depend on who is beside it."""
 SHORT = Tiling(rows=32, places=64, num_warps=4, num_stages=2)
 LONG = Tiling(rows=128, places=64, num_warps=8, num_stages=2, programs=264)
-"""Of rows of several tokens; LONG is the best of five, measured on one H200 at heads of 128 and 256, with windows."""
+LONG_OF_LONG_HEADS = Tiling(rows=128, places=128, num_warps=8, num_stages=2, programs=264)
+"""Of rows of several tokens; LONG is the best of five, measured on one H200 at heads of 128 and 256, with windows. The
+last is the best of seven for heads of 128."""
+
+
+def long_tiling(head_dim: int, *, has_mask: bool = False) -> Tiling:
+    """A mask's word is of the places of a round."""
+    return LONG_OF_LONG_HEADS if head_dim == 128 and not has_mask else LONG
 
 
 def singles_tiling(num_rows: int, num_kv_heads: int, head_dim: int, max_blocks: int) -> Tiling:
@@ -57,9 +64,9 @@ def singles_tiling(num_rows: int, num_kv_heads: int, head_dim: int, max_blocks: 
     return SINGLES_OF_LONG_HEADS if is_whole and head_dim >= 128 else SINGLES
 
 
-def tiling_for(num_rows: int) -> Tiling:
+def tiling_for(num_rows: int, head_dim: int, *, has_mask: bool) -> Tiling:
     """For rows of several tokens, the longest of which has `num_rows` for each KV head."""
-    return SHORT if num_rows <= SHORT.rows else LONG
+    return SHORT if num_rows <= SHORT.rows else long_tiling(head_dim, has_mask=has_mask)
 
 
 def reach(table: Tensor, tiles: Tensor, positions: Tensor, window: int, num_tokens: int = 1) -> Reach:

@@ -56,6 +56,19 @@ class DeviceDecoder:
         self.ropes: tuple[Rope, ...] = tuple(ropes[one] for one in model.ropes)
 
     @property
+    def hidden_size(self) -> int:
+        return self._config.hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        return self._config.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self._config.num_heads // self._config.num_kv_heads
+
+    @property
     def step_weight_bytes(self) -> int:
         """Bytes of weights that a step of one token reads."""
         return self._head.nbytes + sum(layer.step_nbytes for layer in self._layers)
@@ -83,12 +96,10 @@ class DeviceDecoder:
 
     def decode_own(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """As `decode`, of several ranks the logits of this one's tokens alone."""
-        hidden, places = self._operations.begin(
-            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
-        )
+        hidden, places = self.begin(buffers, num_rows)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
-        _, normalized = self._run_layers(hidden, rotations, places, self._attend_singles(table, lens))
+        _, normalized = self._run_layers(hidden, rotations, places, self.attend_singles(table, lens))
         return self._operations.logits(normalized, self._head)
 
     def forward_beside(
@@ -97,13 +108,11 @@ class DeviceDecoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
         attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' kept tokens."""
-        begun, own_places = self._operations.begin(
-            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
-        )
+        begun, own_places = self.begin(buffers, num_rows)
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        attend_singles = self._attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
+        attend_singles = self.attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
         def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
             others = planned.attend(layer, query[num_rows:], own[num_rows:])
@@ -118,6 +127,18 @@ class DeviceDecoder:
         )
         return self._logits(normalized[:num_rows]), residual[num_rows:]
 
+    def begin(self, buffers: DecodeBuffers, num_rows: int) -> tuple[Tensor, Tensor]:
+        """As Operations.begin."""
+        return self._operations.begin(
+            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
+        )  # fmt: skip
+
+    def run_layers(
+        self, residual: Tensor, positions: Tensor, places: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """All layers, over tokens that `attend` knows: the residual stream, which is overwritten, and its final norm."""
+        return self._run_layers(residual, self._rotations(positions), places, attend)
+
     def normalize(self, hidden: Tensor) -> Tensor:
         """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
         return self._norm(None, hidden.contiguous(), self._final_norm).float()
@@ -126,7 +147,8 @@ class DeviceDecoder:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
         return self._logits(normalized.to(self.embedding.dtype))
 
-    def _attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+    def attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+        """Of rows of one token."""
         operations, cache = self._operations, self.cache
         windows = [window for window in dict.fromkeys(cache.windows) if window is not None]
         reaches = {window: operations.reach(table, lens, cache.positions, window) for window in windows}

@@ -20,7 +20,7 @@ from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.transfer import to_device
 
-_COLUMNS = ("temperatures", "greedy", "processed", "top_k", "top_p", "min_p")
+_COLUMNS = ("temperatures", "greedy", "processed", "top_k", "top_p", "min_p", "typical_p")
 
 Capture = Callable[[Callable[[], Tensor]], Any]
 """Captures a function; what it gives has `replay`, which gives the function's result."""
@@ -29,8 +29,7 @@ Capture = Callable[[Callable[[], Tensor]], Any]
 class _Kind(NamedTuple):
     """What a step's rows ask for, any of them."""
 
-    has_top_k: bool
-    has_top_p: bool
+    has_filters: bool
     is_adjusted: bool
 
 
@@ -49,12 +48,13 @@ class CapturedDraws:
     def capture(self, size: int, logits: Tensor, tables: AdjustmentTables, capture: Capture) -> None:
         """For batches of `size`, whose logits are always found at `logits`."""
         columns: dict[str, Any] = {name: one[:size] for name, one in self._columns.items()}
-        for one in product((False, True), repeat=3):
+        for one in product((False, True), repeat=2):
             kind = _Kind(*one)
-            samplings = replace(self._template, has_top_k=kind.has_top_k, has_top_p=kind.has_top_p, **columns)
+            has = kind.has_filters
+            samplings = replace(self._template, has_top_k=has, has_top_p=has, has_typical=has, **columns)
 
             def run(
-                samplings: RowSamplings = samplings, own: AdjustmentTables | None = tables if kind[2] else None
+                samplings: RowSamplings = samplings, own: AdjustmentTables | None = tables if kind.is_adjusted else None
             ) -> Tensor:
                 return drawn(self._operations, self._buffers, logits, samplings, self._numbers[:size], own)
 
@@ -63,7 +63,7 @@ class CapturedDraws:
     def draw(self, size: int, samplings: RowSamplings, positions: NDArray[np.integer]) -> bool:
         """Writes what is drawn to the outputs and makes it the next step's inputs. False if nothing was captured for
         this size."""
-        kind = _Kind(samplings.has_top_k, samplings.has_top_p, bool(samplings.adjusted))
+        kind = _Kind(samplings.has_filters, bool(samplings.adjusted))
         graph = self._graphs.get((size, kind))
         if graph is None:
             return False
@@ -74,6 +74,7 @@ class CapturedDraws:
             self._columns["greedy"][num_rows:] = True  # rows that nobody looks at
             self._columns["top_k"][num_rows:] = 0
             self._columns["top_p"][num_rows:] = 1.0
+            self._columns["typical_p"][num_rows:] = 1.0
             self._placed = samplings
         self._numbers[:num_rows] = to_device(samplings.numbers(positions), self._numbers.device)
         graph.replay()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from loopwright.core.batch import ForwardRow, RowResult
+from loopwright.engine.asked import Asked
 from loopwright.engine.cuda.answers import Fed
 from loopwright.engine.cuda.launching import AskedRows, Other, Step
 from loopwright.engine.cuda.runner import DeviceRunner
-from loopwright.engine.model_runner import Asked
 
 
 class FollowingDeviceRunner(DeviceRunner):

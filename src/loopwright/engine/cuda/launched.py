@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, RowResult, Sampled, StepResult
 from loopwright.core.errors import ErrorInfo
-from loopwright.engine.model_runner import Asked
+from loopwright.engine.asked import Asked
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
 

@@ -123,8 +123,7 @@ class Operations(Protocol):
     def draw(self, logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
         """A token for each row, from what the filters leave of float32 `scores` [num_rows, vocab_size], in which -inf
         is not allowed, with `numbers` float64 [num_rows]: int32 [3, num_rows] as the outputs of DecodeBuffers. Raw
-        log-probabilities are by `logits`, whose rows fail if these are not finite. typical_p is left out, unless the
-        operations are torch's."""
+        log-probabilities are by `logits`, whose rows fail if these are not finite."""
         ...
 
     def adjust(self, logits: Tensor, tables: AdjustmentTables) -> Tensor:

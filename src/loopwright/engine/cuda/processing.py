@@ -1,7 +1,7 @@
 """Every filter of docs/sampling.md over whole rows of scores, and a draw from what they leave. Never waits for them.
 
-It sorts the vocabulary. So on a device it is for what is rare: typical_p, scores that a program made, processed
-alternatives; all else is drawn by kernels, of which this is the reference.
+It sorts the vocabulary. So on a device it is for what is rare: scores that a program made, and processed alternatives;
+all else is drawn by kernels, of which this is the reference.
 """
 
 import torch
@@ -22,7 +22,8 @@ def kept_weights(scores: Tensor, samplings: RowSamplings) -> Tensor:
         weights = _typical(weights, samplings.typical_p)
     if samplings.has_top_p:
         weights = _nucleus(weights, samplings.top_p)
-    weights = torch.where(weights >= samplings.min_p, weights, 0.0)
+    least = samplings.min_p * weights.amax(-1, keepdim=True)  # typical_p may have taken the heaviest
+    weights = torch.where(weights >= least, weights, 0.0)
     alone = torch.zeros_like(weights).scatter_(1, best, 1.0)
     return torch.where(samplings.greedy[:, None], alone, weights)
 

@@ -4,7 +4,7 @@ Never starts a thread and never waits for the device: `launch` returns when the 
 for, and what came of it is read later. Tokens go from one step to the next on the device.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from loopwright.core.batch import NO_DECODES, Batch, DecodeRows, ForwardRow, Hea
 from loopwright.core.calls import Sampling
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.samplers import SamplerRun, SamplerState
+from loopwright.engine.asked import Asked, Hidden
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed, Ways
@@ -30,12 +31,13 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
+from loopwright.engine.cuda.listed import Listed, is_listing
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
 from loopwright.engine.cuda.traced_graphs import CudaCaptures, TracedSamplers
 from loopwright.engine.loaded_model import LoadedModel
-from loopwright.engine.model_runner import Asked, Hidden, ModelRunner, Share, errors_of
+from loopwright.engine.model_runner import ModelRunner, Share, errors_of
 from loopwright.engine.row_checks import check_head, check_row, check_step
 from loopwright.engine.transfer import to_device
 
@@ -175,12 +177,29 @@ class DeviceRunner(ModelRunner):
         if not step.samplings.is_greedy:
             rows = step.decodes, step.singles, step.places
             self._steps.draw(logits, step.samplings, *rows, self._num_launched)
+        listing = self._list(step, logits, other)
         late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
-        if len(late) < len(step.asking):
-            self._answer_step(step, [place for place in step.asking if place not in late], logits, other)
+        if len(late) + len(listing) < len(step.asking):
+            asked = [place for place in step.asking if place not in late and place not in listing]
+            self._answer_step(step, asked, logits, other)
         if late:  # all else is under way
             step.asking = step.asking | {place: settled(row) for place, row in late.items()}
             self._answer_step(step, list(late), logits, other)
+
+    def _list(self, step: Step, logits: Tensor, other: Other) -> Collection[int]:
+        """Launches what is told of the rows that ask for their likeliest tokens and nothing else: their places in the
+        step. None of them samples, so the next step has nothing of them."""
+        if self._ranks.num_ranks > 1:  # all ranks have to agree about a step that is not certain
+            return ()
+        sizes = {place: row.distributions[0].k for place, row in step.asking.items() if is_listing(row)}
+        if not sizes:
+            return ()
+        rows = list(sizes)
+        told = Listed(self._steps.likeliest(logits), rows, list(sizes.values()), logits.shape[1])
+        other.parts.append((told, [step.places[place] for place in rows]))
+        if len(rows) < len(logits):  # what others have written is counted, and these have written nothing
+            self._steps.note(rows, torch.ones(2, len(rows), dtype=torch.int32, device=self._device))
+        return sizes
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""

@@ -39,8 +39,8 @@ class RowSamplings:
     top_k: Tensor  # [num_rows, 1] int64; 0 is off
     top_p: Tensor  # [num_rows, 1] float64, as the next two
     min_p: Tensor
-    typical_p: Tensor  # for `processing` alone, as the next
-    has_typical: bool
+    typical_p: Tensor
+    has_typical: bool  # as has_top_k
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], device: torch.device, *, is_adjusted: bool = False) -> "RowSamplings":
@@ -67,6 +67,11 @@ class RowSamplings:
             typical_p=columns[4, :, None],
             has_typical=any(one.typical_p < 1 for one in drawing),
         )
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether what is left of any row has to be found; min_p can be seen of each token by itself."""
+        return self.has_top_k or self.has_top_p or self.has_typical
 
     def numbers(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
         """What draws are made with: [num_rows], by seed and position."""
@@ -146,7 +151,7 @@ def draw_rows(
 
 def is_special(sampling: Sampling) -> bool:
     """Whether it asks for more than a draw gives."""
-    return bool(sampling.top_logprobs) or (sampling.temperature > 0 and sampling.typical_p < 1)
+    return bool(sampling.top_logprobs)
 
 
 def is_adjusting(sampling: Sampling) -> bool:

@@ -19,6 +19,7 @@ from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws, drawn
+from loopwright.engine.cuda.listed import listed
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.row_adjustments import RowAdjustments, SteppingRows
 from loopwright.engine.cuda.sampling import RowSamplings
@@ -67,6 +68,7 @@ class DecodeSteps:
         self._goes_on = False  # the rows of the step that was entered last are those of the one before
         self._graphs: dict[int, Captured[Tensor]] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, Captured[Tensor]] = {}  # with the choice of the likeliest token
+        self._lists: dict[int, Captured[Tensor]] = {}  # behind it: the likeliest tokens of each row
 
     @property
     def max_rows(self) -> int:
@@ -81,6 +83,9 @@ class DecodeSteps:
             report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
+            if self._ranks.num_ranks == 1:  # else these are the logits of a part of the vocabulary
+                list_all = partial(listed, self._operations, self.buffers, self._greedy[size].found)
+                self._lists[size] = _capture(list_all, pool)
             self._draws.capture(
                 size, self._graphs[size].found, self.adjustments.tables, lambda run: _capture(run, pool)
             )
@@ -89,9 +94,9 @@ class DecodeSteps:
 
     def forget_graphs(self) -> None:
         """Gives back what was captured; no step may follow."""
-        for captured in (*self._graphs.values(), *self._greedy.values()):
+        for captured in (*self._graphs.values(), *self._greedy.values(), *self._lists.values()):
             captured.graph.reset()
-        self._graphs, self._greedy = {}, {}
+        self._graphs, self._greedy, self._lists = {}, {}, {}
 
     def forward(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool,
@@ -148,6 +153,17 @@ class DecodeSteps:
         if not self._draws.draw(size, samplings, positions):
             numbers = self.to_device(samplings.numbers(positions))
             drawn(self._operations, buffers, logits, samplings, numbers, tables)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """As `listed`, for the logits of `forward`, once tokens were chosen; good until the next step."""
+        num_rows = len(logits)
+        captured = self._lists.get(size := self._sizes[bisect_left(self._sizes, num_rows)])
+        if captured is None:
+            return listed(self._operations, self.buffers, logits)
+        read = self._greedy[size].found
+        if logits.data_ptr() != read.data_ptr():
+            read[:num_rows] = logits
+        return captured.replay()[:num_rows]
 
     def forget(self) -> None:
         """The next step sends everything: this one may not have run."""

@@ -36,7 +36,8 @@ class TileAttention:
     def _tiling(self, rows: Sequence[AttentionRow]) -> Tiling:
         if self._is_deterministic:
             return FIXED
-        return tiling_for(max(row.num_tokens for row in rows) * self._group)
+        num_rows, head_dim = max(row.num_tokens for row in rows) * self._group, self._cache.layers[0].shape[4]
+        return tiling_for(num_rows, head_dim, has_mask=any(row.mask is not None for row in rows))
 
 
 class TileRows:

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loopwright.engine.cuda.score_kernels import LOWEST, keys_of, turned
+
 MAX_TOP = 256
 _CHUNK = 4096  # values of one program
 _MIN_WIDTH = 32  # that kernels are compiled for
-_LOWEST = tl.constexpr(-2147483648)
 _NOBODY = tl.constexpr(-9223372036854775808)
 
 
@@ -36,17 +37,10 @@ def ordered_top(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _keys(values):
-    """Integers in the order of float32 values; 0 and -0 are one. The same again gives the bits of the value."""
-    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
 def _place_best(target, entries, keys, is_here, size, WIDTH: tl.constexpr):
     """Writes the entries with the `size` largest keys, the first of those that tie, to WIDTH places, in any order;
     where there are fewer, what is smaller than all."""
-    low, high = tl.full((), _LOWEST, tl.int64), tl.full((), 2147483647, tl.int64)
+    low, high = tl.full((), LOWEST, tl.int64), tl.full((), 2147483647, tl.int64)
     for _ in range(32):
         middle = (low + high + 1) >> 1
         is_enough = tl.sum((is_here & (keys >= middle)).to(tl.int32), axis=0) >= size
@@ -69,7 +63,7 @@ def _of_parts(values, best, stride, vocab_size, parts, size, WIDTH: tl.constexpr
     part = tl.program_id(1)
     column = part * CHUNK + tl.arange(0, CHUNK)
     mask = column < vocab_size
-    keys = _keys(tl.load(values + row * stride + column, mask=mask, other=-float("inf"))).to(tl.int64)
+    keys = keys_of(tl.load(values + row * stride + column, mask=mask, other=-float("inf"))).to(tl.int64)
     _place_best(best + (row * parts + part) * WIDTH, (keys << 32) | (2147483647 - column), keys, mask, size, WIDTH)
 
 
@@ -88,5 +82,5 @@ def _sorted(best, found, ids, size, WIDTH: tl.constexpr):
     entries = tl.sort(tl.load(best + row * WIDTH + place), descending=True)
     keys = (entries >> 32).to(tl.int32)
     mask = place < size
-    tl.store(found + row * size + place, (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True), mask=mask)
+    tl.store(found + row * size + place, turned(keys).to(tl.float32, bitcast=True), mask=mask)
     tl.store(ids + row * size + place, 2147483647 - (entries & 0xFFFFFFFF), mask=mask)

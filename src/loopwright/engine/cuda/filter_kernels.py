@@ -1,0 +1,271 @@
+"""The smallest score that top_k and top_p leave of each row, as Triton kernels that read a row twice and sort nothing.
+
+`count` counts some of the scores by how far they are below the highest, `bound` says from that where the last kept one
+is likely, `weigh` gathers what lies there, and `settle` finds it among these few, in float64, and makes sure. Where it
+is elsewhere, or too much lies there, `search` reads the row again, as often as it needs. Used by the draws.
+"""
+
+import triton
+import triton.language as tl
+
+from loopwright.engine.cuda.score_kernels import (
+    LARGEST,
+    LOWEST,
+    columns_of,
+    highest,
+    keys_of,
+    weights_of,
+)
+
+PLAIN, GATHERED, WHOLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Ways of a row: nothing is filtered; its last kept score is among the gathered ones; `search` reads it again."""
+BINS = 128  # of a row, each a step of at most 1/8 in the logarithm of weights
+ROOM = 512  # scores of a part that can be gathered
+_SAMPLE = tl.constexpr(1024)
+
+
+@triton.jit
+def _scale(scores, row, vocab_size, temperature):
+    """Bins for a unit of scores: eight for one of the weights' logarithm, or more where all weigh nearly the same; by
+    the row's first scores."""
+    column = tl.arange(0, _SAMPLE)
+    values = tl.load(scores + row * vocab_size + column, mask=column < vocab_size, other=float("inf"))
+    is_finite = tl.abs(values) < float("inf")
+    num = tl.maximum(tl.sum(is_finite.to(tl.float32), axis=0), 1.0)
+    mean = tl.sum(tl.where(is_finite, values, 0.0), axis=0) / num
+    variance = tl.sum(tl.where(is_finite, (values - mean) * (values - mean), 0.0), axis=0) / num
+    scale = tl.maximum(8.0 / temperature.to(tl.float32), tl.where(variance > 0.0, 12.0 / tl.sqrt(variance), 0.0))
+    return tl.minimum(tl.maximum(scale, 1e-9), 1e4)
+
+
+@triton.jit
+def _steps(values, scale):
+    """Which bin of all that there could be: it rises with the values."""
+    scaled = tl.where(values == values, values * scale, 0.0)  # NaN is another's to find
+    return tl.floor(tl.minimum(tl.maximum(scaled, -1e9), 1e9)).to(tl.int32)
+
+
+@triton.jit
+def count(
+    values, tops, top, scores, temperature, bins, steps, scales, row, part, parts, vocab_size, BINS: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Of one part, whose highest score is `top`: how many of its groups' highest scores `tops` are how many bins below
+    it, and of one more score of each group, which is any."""
+    scale = _scale(scores, row, vocab_size, temperature)
+    step = _steps(top, scale)
+    column = tl.arange(0, CHUNK // GROUP)
+    chosen = (column * 7 + (column >> 4) + part) % GROUP
+    others = tl.sum(tl.where(tl.arange(0, GROUP)[:, None] == chosen[None, :], values, 0.0), axis=0)
+    at, place = row * parts + part, tl.arange(0, BINS)
+    own = tl.maximum(tl.minimum(step - _steps(tops, scale), BINS - 1), 0)
+    tl.store(bins + 2 * at * BINS + place, tl.histogram(own, BINS, mask=tops > -float("inf")))
+    own = tl.maximum(tl.minimum(step - _steps(others, scale), BINS - 1), 0)
+    is_other = (others > -float("inf")) & (others < tops)
+    tl.store(bins + (2 * at + 1) * BINS + place, tl.histogram(own, BINS, mask=is_other))
+    tl.store(steps + at, step)
+    if part == 0:
+        tl.store(scales + row, scale)
+
+
+@triton.jit(do_not_specialize=["num_rows", "parts"])
+def bound(
+    found, temperatures, all_top_k, all_top_p, typical_p, bins, steps, scales, ways, edges, num_rows, parts,
+    PARTS: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Of each row: its way; and from which score on, and up to which, scores are to be gathered. With typical_p, which
+    takes scores from both sides, the whole row is read again."""
+    row = tl.program_id(0).to(tl.int64)
+    top_k, top_p = tl.load(all_top_k + row), tl.load(all_top_p + row)
+    way = tl.full((), 0, tl.int32)
+    if (top_k > 0) | (top_p < 1.0):
+        part, place = tl.arange(0, PARTS), tl.arange(0, BINS)
+        own = tl.load(steps + row * parts + part, mask=part < parts, other=-2000000000)
+        step = tl.max(own, axis=0)
+        tops = _numbers(bins, 0, step - own, row, parts, PARTS, BINS)
+        others = _numbers(bins, 1, step - own, row, parts, PARTS, BINS)
+        numbers, scale = tops + GROUP * others, tl.load(scales + row)
+        # Of so many groups the highest are enough, so there are as many scores.
+        last = tl.sum((tl.cumsum(tl.sum(tops, axis=0), axis=0) < top_k).to(tl.int32), axis=0)
+        first = last
+        if top_k == 0:
+            top, temperature = highest(found, row, parts, PARTS), tl.load(temperatures + row)
+            first, last = _crossed(
+                tl.sum(tops, axis=0), tl.sum(others, axis=0), step, top, temperature, scale, top_p, BINS, GROUP
+            )
+        last = tl.minimum(last, BINS - 1)
+        most = tl.max(tl.sum(tl.where(place[None, :] <= last, numbers, 0), axis=1), axis=0)
+        first = tl.where((top_k > 0) | (most <= ROOM // 2), 0, first)
+        is_inside = (place >= first) & (place <= last)
+        most = tl.max(tl.sum(tl.where(is_inside[None, :], numbers, 0), axis=1), axis=0)
+        way = tl.where(most <= ROOM + ROOM // 2, GATHERED, WHOLE)
+        lower = tl.where(last == BINS - 1, -float("inf"), (step - last).to(tl.float32) / scale)
+        upper = tl.where(first == 0, float("inf"), (step - first + 1).to(tl.float32) / scale)
+        tl.store(edges + row, lower)
+        tl.store(edges + num_rows + row, upper)
+    tl.store(ways + row, tl.where(tl.load(typical_p + row) < 1.0, WHOLE, way))
+
+
+@triton.jit
+def _numbers(bins, which, shift, row, parts, PARTS: tl.constexpr, BINS: tl.constexpr):
+    """What was counted for each bin of a row, by part [PARTS, BINS], where each part counted from its own highest; the
+    last bin has all that are lower."""
+    part, place = tl.arange(0, PARTS)[:, None], tl.arange(0, BINS)[None, :]
+    at, is_part = (2 * (row * parts + part) + which) * BINS + place, part < parts
+    num = tl.sum(tl.load(bins + at, mask=is_part & (place >= 0), other=0), axis=1)
+    is_here = is_part & (place >= shift[:, None]) & (place < BINS - 1)
+    numbers = tl.load(bins + at - shift[:, None], mask=is_here, other=0)
+    return tl.where(place == BINS - 1, (num - tl.sum(numbers, axis=1))[:, None], numbers)
+
+
+@triton.jit
+def _crossed(tops, others, step, top, temperature, scale, top_p, BINS: tl.constexpr, GROUP: tl.constexpr):
+    """The first and the last bin in which a nucleus is likely to end. That one score stands for its group makes the
+    mass from a bin on uncertain, and so does where in their bins scores are: four times the deviation is allowed."""
+    place = tl.arange(0, BINS)
+    wide = scale.to(tl.float64)
+    middle = ((step - place).to(tl.float64) + 0.5) / wide
+    weights = weights_of(tl.minimum(tl.where(place == 0, (step / wide + top) / 2, middle), top), top, temperature)
+    tops, others = tops.to(tl.float64), others.to(tl.float64)
+    masses = (tops + GROUP * others) * weights
+    until, total = tl.cumsum(masses, axis=0), tl.sum(masses, axis=0)
+    width = 1.0 / (wide * temperature)
+    unsure = tl.where(place == 0, tl.maximum(tops - 1.0, 0.0), tops) * width * width / 12.0 + GROUP * GROUP * others
+    variances = unsure * weights * weights
+    above = tl.cumsum(variances, axis=0)
+    below = tl.sum(variances, axis=0) - above
+    noise = (
+        4.0 * tl.sqrt(above * (1.0 - top_p) * (1.0 - top_p) + below * top_p * top_p)
+        + 0.004 * top_p * (1.0 - top_p) * total
+    )
+    first = tl.sum((until - top_p * total < -noise).to(tl.int32), axis=0)
+    last = tl.sum((until - top_p * total < noise).to(tl.int32), axis=0)
+    return tl.minimum(first, BINS - 1), last
+
+
+@triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
+def weigh(
+    scores, found, temperatures, all_top_k, all_top_p, all_min_p, greedy, ways, edges, gathered, numbers, masses,
+    num_rows, vocab_size, parts, plane, HAS_FILTERS: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    ROOM: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Of one part: the weights that min_p leaves of what no filter takes, in sum; where there are filters, the weights
+    of what is above the gathered scores, and of all; and gathers those scores."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    if tl.load(greedy + row).to(tl.int32) == 0:
+        at = row * parts + part
+        column = columns_of(part, CHUNK, GROUP)
+        values = tl.load(scores + row * vocab_size + column, mask=column < vocab_size, other=-float("inf"))
+        upper, least, is_wanted = -float("inf"), tl.load(all_min_p + row), True
+        if HAS_FILTERS:
+            way = tl.load(ways + row)
+            is_plain = way == PLAIN
+            is_nucleus = (tl.load(all_top_p + row) < 1.0) & (tl.load(all_top_k + row) == 0)
+            is_wanted = is_plain | ((way == GATHERED) & is_nucleus)
+            upper = tl.where(is_plain, -float("inf"), tl.load(edges + num_rows + row))
+            least = tl.where(is_plain, least, 0.0)
+            if way == GATHERED:
+                is_inside = (values >= tl.load(edges + row)) & (values > -float("inf")) & (values < upper)
+                _gather(values, is_inside, gathered + at * ROOM, numbers + at, ROOM)
+        mass = tl.full((), 0.0, tl.float64)
+        total = mass
+        if is_wanted:
+            weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
+            mass = tl.sum(tl.where((values >= upper) & (weights >= least), weights, 0.0))
+            if HAS_FILTERS:
+                total = tl.sum(weights)
+        tl.store(masses + at, mass)
+        if HAS_FILTERS:
+            tl.store(masses + plane + at, total)
+
+
+@triton.jit
+def _gather(values, is_inside, target, number, ROOM: tl.constexpr):
+    """Writes what is inside one after the other, as far as there is room, and how many there are."""
+    inside = tl.where(is_inside, 1, 0)
+    of_groups = tl.sum(inside, axis=0)
+    tl.store(number, tl.sum(of_groups, axis=0))
+    place = (tl.cumsum(of_groups, axis=0) - of_groups)[None, :] + tl.cumsum(inside, axis=0) - 1
+    place = tl.where(is_inside, place, ROOM)
+    tl.store(target + place, values, mask=place < ROOM)
+
+
+@triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
+def settle(
+    found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, limits,
+    num_rows, parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Of each row: the lowest key that the filters leave; as `limits` [4, num_rows] the mass that a nucleus wants, or
+    infinity: all that tie stay, from where and how far powers may be, and the least weight; and of its parts, the
+    weights of what is kept for sure, in sum, and how many tie with the lowest, in `numbers`. A row for which this fails
+    is to be read again."""
+    row = tl.program_id(0).to(tl.int64)
+    way, part = tl.load(ways + row), tl.arange(0, PARTS)
+    at, is_part = row * parts + part, part < parts
+    tl.store(limits + num_rows + row, 0.0)
+    tl.store(limits + 2 * num_rows + row, float("inf"))
+    tl.store(limits + 3 * num_rows + row, tl.load(all_min_p + row))
+    if way == PLAIN:
+        tl.store(numbers + at, tl.zeros((PARTS,), tl.int32), mask=is_part)
+        tl.store(lows + row, LOWEST)
+        tl.store(limits + row, float("inf"))
+    if way == GATHERED:
+        top_k, top_p, min_p = tl.load(all_top_k + row), tl.load(all_top_p + row), tl.load(all_min_p + row)
+        slot = tl.arange(0, ROOM)[None, :]
+        nums = tl.load(numbers + at, mask=is_part, other=0)
+        is_here = slot < nums[:, None]
+        values = tl.load(gathered + at[:, None] * ROOM + slot, mask=is_here, other=-float("inf"))
+        keys = tl.where(is_here, keys_of(values), LOWEST)
+        weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
+        above = tl.sum(tl.load(masses + at, mask=is_part, other=0.0), axis=0)
+        total = tl.sum(tl.load(masses + plane + at, mask=is_part, other=0.0), axis=0)
+        low = tl.min(tl.min(tl.where(is_here, keys, LARGEST), axis=1), axis=0)
+        most = tl.max(tl.max(keys, axis=1), axis=0)
+        mass = tl.full((), float("inf"), tl.float64)
+        is_settled = (low <= most) & (tl.max(nums, axis=0) <= ROOM)
+        if top_k > 0:
+            is_settled = is_settled & ((tl.sum(nums, axis=0) >= top_k) | (tl.load(edges + row) == -float("inf")))
+            if is_settled:
+                low = _last_of(keys, top_k, low, most)
+            weights = tl.where(keys >= low, weights, 0.0)
+            total = tl.sum(weights)
+        if top_p < 1.0:
+            mass = top_p * total
+            is_settled = is_settled & ((above < mass) | (top_k > 0)) & (above + tl.sum(weights) >= mass)
+            if is_settled:
+                low = _last_of_nucleus(keys, weights, mass - above, low, most)
+        # What min_p leaves of what is not gathered is not known here.
+        is_low_kept = tl.sum(tl.where(keys == low, weights - min_p, 0.0)) >= 0.0
+        is_settled = is_settled & (is_low_kept | (tl.load(edges + num_rows + row) == float("inf")))
+        if is_settled:
+            kept = tl.where((keys > low) & (weights >= min_p), weights, 0.0)
+            sure = tl.load(masses + at, mask=is_part, other=0.0) + tl.sum(kept, axis=1)
+            tl.store(masses + at, sure, mask=is_part)
+            tl.store(numbers + at, tl.sum((is_here & (keys == low)).to(tl.int32), axis=1), mask=is_part)
+            tl.store(lows + row, low)
+            tl.store(limits + row, mass)
+        else:
+            tl.store(ways + row, WHOLE)
+
+
+@triton.jit
+def _last_of(keys, wanted, lowest, most):
+    """The largest key that at least `wanted` reach."""
+    low, high = lowest.to(tl.int64), most.to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        is_enough = tl.sum((keys >= middle).to(tl.int32)) >= wanted
+        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _last_of_nucleus(keys, weights, wanted, lowest, most):
+    """The largest key from which on weights are at least `wanted` in sum."""
+    low, high = lowest.to(tl.int64), most.to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        is_enough = tl.sum(tl.where(keys >= middle, weights, 0.0)) >= wanted
+        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
+    return low.to(tl.int32)

@@ -1,0 +1,321 @@
+"""Calls of one token that go on from the one before: nothing can be told by them from calls that are looked at anew."""
+
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict, replace
+
+from loopwright.control.config import ControlConfig
+from loopwright.core.calls import (
+    ClearQueue,
+    CopyPage,
+    DistributionRequest,
+    ExportPages,
+    ForwardText,
+    FreePages,
+    MaskPage,
+    QueueCall,
+    Sampling,
+    SharePages,
+    Synchronize,
+)
+from loopwright.core.control import ControlLimits
+from loopwright.core.errors import InternalError
+from loopwright.core.ids import CallId, PageName, QueueName
+from loopwright.core.instrument import Meter
+
+from .fake_executor import VOCAB_SIZE, choose
+from .reference import NaiveContext
+from .rig import QUEUE, Rig, RigRun, generate
+
+SIZE = 4  # of a page
+GREEDY = Sampling()
+LIST = (DistributionRequest(k=5),)
+
+
+class Context:
+    """A program's own view of one context: the pages it has names for, and what they hold."""
+
+    def __init__(self, run: RigRun, queue: int, first_name: int) -> None:
+        self.run, self.queue, self.first_name = run, QueueName(queue), first_name
+        self.names: tuple[PageName, ...] = ()
+        self.tokens: list[int] = []
+
+    def forward(self, tokens: list[int], **changes: Any) -> ForwardText:
+        kv_len = len(self.tokens)
+        return replace(
+            ForwardText(queue=self.queue, pages=self.names, grow_from=PageName(self.first_name + len(self.names)),
+                        kv_len=kv_len, tokens=tuple(tokens), positions=tuple(range(kv_len, kv_len + len(tokens))),
+                        distributions=LIST, sampling=GREEDY),
+            **changes,
+        )  # fmt: skip
+
+    def has_run(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+        num_pages = -(-len(self.tokens) // SIZE)
+        self.names += tuple(PageName(self.first_name + number) for number in range(len(self.names), num_pages))
+
+
+def begun(num_blocks: int = 64, *, is_on: bool = True, **options: Any) -> tuple[Rig, RigRun, Context]:
+    rig = Rig(num_blocks=num_blocks, **options)
+    rig.controller._successors._is_on = is_on
+    run = rig.open("a", queues=(QUEUE, 2))
+    context = Context(run, QUEUE, 100)
+    run.submit(context.forward([2, 3, 4, 5, 6]))
+    rig.drain()
+    context.has_run([2, 3, 4, 5, 6])
+    return rig, run, context
+
+
+def one_by_one(rig: Rig, context: Context, tokens: list[int]) -> list[CallId]:
+    calls = []
+    for token in tokens:
+        calls.append(context.run.submit(context.forward([token])))
+        rig.drain()
+        context.has_run([token])
+    return calls
+
+
+def kept(run: RigRun) -> bool:
+    return run.session.kept is not None and run.session.kept.call.is_over
+
+
+def test_tokens_one_by_one_over_many_pages_are_those_of_the_oracle_and_only_the_first_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, run, context = begun()
+    enqueue, looked_at = rig.controller._intake._enqueue, []
+    monkeypatch.setattr(rig.controller._intake, "_enqueue", lambda *a: looked_at.append(a[2]) or enqueue(*a))
+    tokens = [7 + number % 50 for number in range(23)]
+    calls = one_by_one(rig, context, tokens)
+    assert looked_at == calls[:1]
+    written = [2, 3, 4, 5, 6]
+    for call, token in zip(calls, tokens, strict=True):
+        written.append(token)
+        result = run.forwarded(call)
+        last = NaiveContext().run(written, range(len(written)))[-1]
+        assert result.token == choose(last, GREEDY, len(written))
+        assert (result.kv_len, result.num_pages) == (len(written), -(-len(written) // SIZE))
+        assert len(result.distributions) == 1
+        assert result.cached_tokens == 0
+    assert kept(run)
+    run.session.close()
+    rig.assert_all_free()
+
+
+def test_what_it_wrote_is_found_by_others_of_the_same_text() -> None:
+    rig, run, context = begun()
+    one_by_one(rig, context, [7, 8, 9, 10, 11, 12, 13])
+    other = rig.open("b")
+    again = other.submit(ForwardText(queue=QUEUE, pages=(), grow_from=PageName(5), kv_len=0,
+                                     tokens=tuple(context.tokens), positions=tuple(range(len(context.tokens))),
+                                     sampling=GREEDY))  # fmt: skip
+    rig.drain()
+    assert (
+        other.forwarded(again).cached_tokens
+        == len(context.tokens) // SIZE * SIZE - (len(context.tokens) % SIZE == 0) * SIZE
+    )
+    assert run.session.kept is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": (VOCAB_SIZE,)}, {"positions": (1 << 20,)}, {"positions": ()}, {"kv_len": 3}, {"kv_len": 9},
+        {"pages": ()}, {"distributions": (DistributionRequest(index=1),)}, {"sampling": Sampling(temperature=-1.0)},
+        {"distributions": (DistributionRequest(k=VOCAB_SIZE + 1),)}, {"mask": ((0, 2),)}, {"queue": 77},
+        {"distributions": (DistributionRequest(k=2, allowed=(1, 2)),)}, {"num_drafts": 1}, {"sampling": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_call_that_differs_gets_what_it_would_get_anyway(changes: dict[str, Any]) -> None:
+    answers = []
+    for is_on in (True, False):
+        rig, run, context = begun(is_on=is_on)
+        one_by_one(rig, context, [7, 8])
+        assert kept(run) == is_on
+        call = run.submit(replace(context.forward([9]), **changes))
+        after = run.submit(context.forward([9]))
+        rig.drain()
+        answers.append([run.final(one) for one in (call, after)])
+        run.session.close()
+        rig.assert_all_free()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("at_page", [False, True])
+def test_a_step_that_fails_leaves_the_pages_as_they_were_and_poisons_what_follows(*, at_page: bool) -> None:
+    answers = []
+    for is_on in (True, False):
+        rig, run, context = begun(is_on=is_on)
+        calls = one_by_one(rig, context, [7, 8, 9] if at_page else [7, 8])
+        rig.executor.fail_rows = {10: InternalError("no such number").info()}
+        calls.append(run.submit(context.forward([10])))
+        rig.drain()
+        rig.executor.fail_rows = {}
+        calls.append(run.submit(context.forward([10])))
+        run.submit(ClearQueue(queue=QUEUE))
+        rig.drain()
+        calls += [run.submit(context.forward([10]))]
+        rig.drain()
+        context.has_run([10])
+        calls += one_by_one(rig, context, [11, 12, 13])
+        answers.append([run.final(call) for call in calls])
+        assert run.session.kept is None or is_on
+        run.session.close()
+        rig.assert_all_free()
+    assert answers[0] == answers[1]
+    assert [one is not None and one.error is not None for one in answers[0]][-5:] == [True, False, False, False, False]
+
+
+def test_pages_of_a_run_that_waits_for_nothing_can_be_taken_though_it_would_go_on() -> None:
+    rig, run, context = begun(num_blocks=4, config=ControlConfig(max_idle_s=1.0))
+    one_by_one(rig, context, [7, 8])
+    assert kept(run)
+    rig.clock.advance(5.0)
+    other = rig.open("b")
+    call = other.submit(generate(list(range(2, 14)), max_tokens=2))
+    rig.drain()
+    assert other.error_type(call) is None
+    assert not kept(run)
+    other.session.close()
+    (last,) = one_by_one(rig, context, [9])
+    expected = NaiveContext().run(context.tokens, range(len(context.tokens)))[-1]
+    assert run.forwarded(last).token == choose(expected, GREEDY, len(context.tokens))
+
+
+def test_a_limit_of_pages_and_a_full_pool_are_what_they_are_for_any_call() -> None:
+    for limits, num_blocks in ((ControlLimits(max_pages=2), 64), (ControlLimits(), 2)):
+        answers = []
+        for is_on in (True, False):
+            rig = Rig(num_blocks=num_blocks, config=ControlConfig(max_stuck_s=1.0))
+            rig.controller._successors._is_on = is_on
+            context = Context(rig.open("a", limits), QUEUE, 100)
+            calls = one_by_one(rig, context, [2, 3, 4, 5, 6, 7, 8, 9])
+            last = context.run.submit(context.forward([10]))
+            rig.drain()
+            rig.clock.advance(2.0)
+            rig.drain()
+            answers.append([context.run.final(call) for call in (*calls, last)])
+        assert answers[0] == answers[1]
+        assert answers[0][-1] is not None
+        assert answers[0][-1].error is not None
+
+
+def test_it_is_measured_as_any_call() -> None:
+    timings = []
+    for is_on in (True, False):
+        rig, run, context = begun(is_on=is_on, meter=Meter({"model": "fake"}))
+        found = []
+        for token in (7, 8, 9, 10):
+            call = run.submit(context.forward([token]))
+            rig.clock.advance(0.5)
+            rig.begin()
+            rig.clock.advance(0.25)
+            rig.drain()
+            context.has_run([token])
+            final = run.final(call)
+            assert final is not None
+            found.append(final.timing)
+        timings.append(found)
+    assert timings[0] == timings[1]
+    assert all(one is not None and one.started_s - one.issued_s == 0.5 for one in timings[0])
+
+
+class Chaos:
+    """A program that mostly chooses token by token in two contexts, and does whatever else in between."""
+
+    def __init__(self, seed: int, *, is_on: bool, is_ahead: bool) -> None:
+        self.random = random.Random(seed)
+        self.rig = Rig(
+            num_blocks=self.random.choice([12, 64]), config=ControlConfig(max_stuck_s=1.0), is_ahead=is_ahead
+        )
+        self.rig.controller._successors._is_on = is_on
+        self.runs = [self.rig.open(name, queues=(QUEUE, 2)) for name in "ab"]
+        self.contexts = [Context(run, queue, 100 * queue) for run in self.runs for queue in (QUEUE, 2)]
+        self.names = 5000
+        self.calls: list[tuple[RigRun, CallId]] = []
+
+    def submit(self, run: RigRun, call: QueueCall) -> CallId:
+        call_id = run.submit(call)
+        self.calls.append((run, call_id))
+        return call_id
+
+    def token_by_token(self) -> None:
+        context = self.random.choice(self.contexts)
+        for _ in range(self.random.randint(1, 9)):
+            tokens = [self.random.randrange(2, 60) for _ in range(1 if self.random.random() < 0.9 else 3)]
+            call = self.submit(context.run, context.forward(tokens))
+            if self.random.random() < 0.06:
+                context.run.session.interrupt(call)
+            if self.random.random() < 0.1:
+                self.disturb(context)
+            if self.random.random() < 0.04:
+                self.rig.executor.fault = RuntimeError("the device is gone for a moment")
+            self.rig.executor.fail_rows = {7: InternalError("a seven").info()}
+            if self.random.random() < 0.93:
+                self.rig.drain()
+            final = context.run.final(call)
+            if final is not None and final.error is None:
+                context.has_run(tokens)
+            else:
+                self.rig.clock.advance(1.5)
+                self.rig.drain()
+                if (final := context.run.final(call)) is not None and final.error is None:
+                    context.has_run(tokens)
+                for queue in (QUEUE, 2):
+                    self.submit(context.run, ClearQueue(queue=QueueName(queue)))
+                self.rig.drain()
+
+    def disturb(self, context: Context) -> None:
+        """Something else of the run, on either queue, perhaps about the very pages."""
+        own = self.random.choice([one for one in self.contexts if one.run is context.run])
+        queue = QueueName(self.random.choice([QUEUE, 2]))
+        self.names += 10
+        fresh = PageName(self.names)
+        if not own.names:
+            return
+        page = self.random.choice(own.names)
+        doing = self.random.randrange(7)
+        if doing == 0:
+            self.submit(own.run, SharePages(queue=queue, sources=(page,), targets=(fresh,)))
+            if self.random.random() < 0.5:
+                self.submit(own.run, FreePages(queue=queue, pages=(fresh,)))
+        elif doing == 1:
+            self.submit(own.run, FreePages(queue=queue, pages=(page,)))
+            own.names, own.tokens, own.first_name = (), [], self.names
+        elif doing == 2:
+            self.submit(own.run, CopyPage(queue=queue, source=page, target=own.names[0], size=2))
+        elif doing == 3:
+            self.submit(own.run, MaskPage(queue=queue, page=page, keep=(True, False, True, True)))
+        elif doing == 4:
+            self.submit(own.run, Synchronize(queue=queue))
+        elif doing == 5 and len(own.tokens) >= SIZE:
+            positions = tuple(range(SIZE))
+            self.submit(
+                own.run, ExportPages(queue=queue, name=f"export{self.names}", pages=own.names[:1], positions=positions)
+            )
+        else:
+            self.submit(own.run, generate([5, 6], queue=queue, grow_from=self.names + 1, max_tokens=3))
+
+    def play(self) -> list[Any]:
+        for _ in range(12):
+            self.token_by_token()
+        self.rig.drain()
+        found = [run.final(call) for run, call in self.calls]
+        for run in self.runs:
+            run.session.close()
+        self.rig.drain()
+        resources = self.rig.controller._resources
+        self.rig.controller.check_integrity()
+        assert resources.blocks.num_free == resources.blocks.num_total
+        return [None if one is None else asdict(one) for one in found]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_whatever_else_a_program_does_its_answers_are_those_of_calls_looked_at_anew(*, is_ahead: bool) -> None:
+    for seed in range(40):
+        found = Chaos(seed, is_on=True, is_ahead=is_ahead).play()
+        expected = Chaos(seed, is_on=False, is_ahead=is_ahead).play()
+        assert found == expected, f"seed {seed}"
