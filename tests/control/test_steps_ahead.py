@@ -304,7 +304,7 @@ def test_the_next_piece_of_a_prompt_is_formed_while_one_runs_and_rows_beside_it_
 
 
 def test_what_goes_on_with_more_than_a_piece_misses_no_step() -> None:
-    """A last token alone, which is a row of another kind, and a window that moves with what ran: the step behind waits."""
+    """A last token alone, which is a row of another kind, and a window that moves: the next step waits."""
     for fields, size in (({}, 30), ({"window": KvWindow(size=12, sinks=0)}, 11)):
         rig = Rig(is_ahead=True, config=ControlConfig(max_batch_tokens=size, max_batch_rows=4))
         plain, run = rig.open("plain"), rig.open("a")

@@ -133,10 +133,8 @@ class DeviceDecoder:
             buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
         )  # fmt: skip
 
-    def run_layers(
-        self, residual: Tensor, positions: Tensor, places: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """All layers, over tokens that `attend` knows: the residual stream, which is overwritten, and its final norm."""
+    def run_layers(self, residual: Tensor, positions: Tensor, places: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """All layers over tokens that `attend` knows: the residual stream, which is overwritten, and its final norm."""
         return self._run_layers(residual, self._rotations(positions), places, attend)
 
     def normalize(self, hidden: Tensor) -> Tensor:

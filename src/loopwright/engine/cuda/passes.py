@@ -165,7 +165,9 @@ class Passes:
             seen = None if window is None else reaches[window]
             found = attend(query, cache.layers[layer], own.table, tiles, self._tiling, reach=seen)
             if attend_singles is not None:
-                asked = query[:room] if room <= size else torch.cat([query, query.new_zeros(room - size, *query.shape[1:])])
+                asked = (
+                    query[:room] if room <= size else torch.cat([query, query.new_zeros(room - size, *query.shape[1:])])
+                )
                 alone = attend_singles(layer, asked, fresh)
                 found[:count] = torch.where(is_single[:, None], alone[:count], found[:count])
             return found
