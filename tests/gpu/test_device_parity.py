@@ -188,8 +188,8 @@ def test_a_prompt_that_is_not_finite_harms_none_beside_it_and_nothing_before(nam
 def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(
     sampling: Sampling, num_rows: int, has_passes: bool
 ) -> None:
-    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended. A pass is
-    a graph itself, or launched one by one."""
+    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended. A pass
+    is a graph itself, or launched one by one."""
     model = model_of("heads of 128, 4 of a group")
     rig, reference = on_device(model), on_device(model, "reference")
     assert rig.runner._steps._passes is not None
