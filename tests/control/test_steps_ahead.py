@@ -327,7 +327,7 @@ def test_what_goes_on_with_more_than_a_piece_misses_no_step() -> None:
 def test_a_segment_whose_last_piece_ran_ahead_takes_its_turn_with_rows_of_one_token() -> None:
     rig = Rig(is_ahead=True, config=SMALL)
     run = rig.open("a")
-    call = run.submit(replace(prompt(), sampling=replace(SAMPLING, top_logprobs=2)))
+    call = run.submit(replace(prompt(), stop_entropy=100.0))
     for _ in range(3):
         rig.begin()
         rig.end()
