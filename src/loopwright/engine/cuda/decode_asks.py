@@ -124,6 +124,8 @@ class DecodeAnswers:
 
     def __init__(self, asks: DecodeAsks, answers: Answers | None, logits: Tensor, top: Top, num_rows: int) -> None:
         """`logits` float32 [rows of the step, vocab_size]; `answers` are those of `asks.rows`, if there are any."""
+        self.is_put = answers is not None and answers.is_put and len(asks.rows) == len(logits)
+        """Whether it has all that came of the step's rows, and the outputs of the buffers have nothing more."""
         self.states = None if answers is None else DecodedStates(asks, answers, num_rows)
         self._asks, self._answers = asks, answers
         self._copies = HostCopies()

@@ -109,7 +109,9 @@ class DeviceRunner(ModelRunner):
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
             self._launch_step(step, other)
-            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping, step.answers)
+            is_put = step.answers is not None and step.answers.is_put
+            drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
+            reading = (drawn, stepping, step.answers)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
@@ -248,10 +250,13 @@ class DeviceRunner(ModelRunner):
         if asks is None:
             return
         if len(asks.rows):
-            failed = asks.rows.in_(self._steps.buffers.outputs[2, : len(logits)]) != 0
+            failed = asks.rows.in_(self._steps.buffers.outputs[2, : len(logits)])
             now = asks.now(step.decodes, step.decode_fed, failed, self._before.decoded, self._before.state_of)
-            answers = Answers(asks.rows.in_(logits), asks.asks, self._ways, now)
-            self._steps.note(asks.rows.index, answers.sampled)
+            is_whole = asks.asks.is_of_one_sampler and len(asks.rows) == len(logits) and self._ranks.num_ranks == 1
+            whole = self._steps.whole(logits) if is_whole else None
+            answers = Answers(asks.rows.in_(logits), asks.asks, self._ways, now, whole)
+            if not answers.is_put:
+                self._steps.note(asks.rows.index, answers.sampled)
         if asks.wrong is not None:
             self._steps.note(asks.wrong.index, torch.ones(2, len(asks.wrong), dtype=torch.int32, device=self._device))
         step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes))
