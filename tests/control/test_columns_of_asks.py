@@ -170,7 +170,13 @@ def test_a_watched_sampler_that_stops_unsure_carries_what_one_that_nobody_watche
     for watch in (None, Watch(64)):
         rig = Rig()
         run = rig.open("a")
-        fields = {"stop_entropy": 9.0, "sampler": COUNTER, "sampler_state": {"count": 1.0}, "watch": watch}
+        fields = {
+            "stop_entropy": 8.0,
+            "sampler": COUNTER,
+            "sampler_state": {"count": 1.0},
+            "tokens": (7,),
+            "watch": watch,
+        }
         found.append(ended(rig, run, run.submit(msgspec.structs.replace(segment_of("unsure"), **fields))))
     assert found[0] == found[1]
-    assert found[0].reason == "entropy"
+    assert (found[0].reason, len(found[0].tokens), found[0].sampler_state) == ("entropy", 4, {"count": 6.0})
