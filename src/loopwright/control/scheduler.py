@@ -110,11 +110,6 @@ class Scheduler:
         """Likewise, if that answer is a segment's: who decides about each token himself is not counted."""
         return bool(self._decoding) or any(isinstance(call.work, SegmentFeed) for call in self._short)
 
-    @property
-    def num_waiting_short(self) -> int:
-        """Calls with one input left that are in no step, beside those that decode."""
-        return sum(not (call.is_over or call.is_resting) for call in self._short)
-
     def reorder(self) -> None:
         """For whoever changed the rank of calls that may be here."""
         self._long.sort(key=lambda call: call.rank)
@@ -131,7 +126,7 @@ class Scheduler:
         going = running.going_on()
         if going is None or self.suspended or running.private:
             return None
-        num_short = self.num_waiting_short
+        num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
         if not (self._decoding or going or num_short or self._light or self._long):
             return None
         if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:

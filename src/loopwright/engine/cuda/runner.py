@@ -32,7 +32,7 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
-from loopwright.engine.cuda.listed import Listed, is_listing
+from loopwright.engine.cuda.listed import Listed, is_listing, is_right
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
@@ -66,6 +66,7 @@ class DeviceRunner(ModelRunner):
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        self._likeliest: dict[int, list[Sampling]] = {}  # the samplings of rows that do not sample, by their number
         can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
         samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
@@ -150,6 +151,8 @@ class DeviceRunner(ModelRunner):
         """Whether the row can be one of a decode step."""
         if len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
             return False
+        if is_listing(row) and is_right(row, self.shape):
+            return True
         try:
             check_row(row, self.shape)
         except LoopwrightError:
@@ -210,6 +213,9 @@ class DeviceRunner(ModelRunner):
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
+        if not decodes and all(map(is_listing, singles)):  # the model can begin at once
+            likeliest = self._likeliest.setdefault(len(singles), [_GREEDY] * len(singles))
+            return self._columns.of(likeliest), range(len(singles))
         if not singles:
             samplings = self._columns.of_decodes(decodes)
             return samplings, samplings.special

@@ -181,6 +181,7 @@ class DecodeSteps:
 
     def note(self, rows: Tensor | slice, sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
+        self.tables.noted()
         self.adjustments.correct(rows, self.buffers.outputs[0], sampled[0])
         self.buffers.outputs[::2, rows] = sampled
         self.buffers.inputs[::4, rows] = sampled
