@@ -100,6 +100,22 @@ class DecodeAsks:
         return Now(positions, fed, has_failed, lambda: self.questions(decodes), states)
 
 
+class KnownAsks:
+    """What the decode rows of the step before asked, for rows with the very same columns."""
+
+    def __init__(self, ways: Ways, check: Callable[[ForwardRow], None]) -> None:
+        self._ways, self._check = ways, check
+        self._columns: tuple[object, ...] = (None,) * 4
+        self._asks: DecodeAsks | None = None
+
+    def of(self, decodes: DecodeRows, special: Sequence[int]) -> DecodeAsks | None:
+        """As `DecodeAsks.of`."""
+        columns = decodes.samplings, decodes.samplers, decodes.unsure, special
+        if any(one is not other for one, other in zip(columns, self._columns, strict=True)):
+            self._columns, self._asks = columns, DecodeAsks.of(decodes, special, self._ways, self._check)
+        return self._asks
+
+
 class DecodedStates(Sequence[SamplerState | None]):
     """What the samplers of decode rows left to the next token, by row: made when it is asked for."""
 

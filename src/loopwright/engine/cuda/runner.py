@@ -20,7 +20,7 @@ from loopwright.engine.asked import Asked, Hidden
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed, Ways, answers_of
-from loopwright.engine.cuda.decode_asks import DecodeAnswers, DecodeAsks
+from loopwright.engine.cuda.decode_asks import DecodeAnswers, DecodeAsks, KnownAsks
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Reading
 from loopwright.engine.cuda.launching import (
     AskedRows,
@@ -72,7 +72,7 @@ class DeviceRunner(ModelRunner):
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
         self._step: Step | None = None  # waits for the pass of the other rows
-        self._asked: tuple[tuple[object, ...], DecodeAsks | None] = ((None,) * 4, None)  # of columns, what they ask
+        self._known_asks = KnownAsks(self._ways, lambda row: check_row(row, self.shape))
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -161,7 +161,7 @@ class DeviceRunner(ModelRunner):
 
     def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> Step:
         samplings, special = self._step_samplings(decodes, singles)
-        asks = self._asks_of(decodes, self._columns.of_decodes(decodes).special) if len(decodes) else None
+        asks = self._known_asks.of(decodes, self._columns.of_decodes(decodes).special) if len(decodes) else None
         fed = self._decode_fed(decodes, asks)
         asking = self._asking(decodes, singles, special)
         return Step(decodes, singles, places, samplings, asks, fed, asking, self._fed(list(asking.values())))
@@ -232,15 +232,6 @@ class DeviceRunner(ModelRunner):
         """The special ones of the single rows by their place in the step, with the samplers' states."""
         num = len(decodes)
         return {place: self._carrying(singles[place - num]) for place in special if place >= num}
-
-    def _asks_of(self, decodes: DecodeRows, special: Sequence[int]) -> DecodeAsks | None:
-        """What decode rows ask for. The same rows have the very same columns."""
-        columns = decodes.samplings, decodes.samplers, decodes.unsure, special
-        if any(one is not other for one, other in zip(columns, self._asked[0], strict=True)):
-            mine = [place for place in special if place < len(decodes)]
-            asks = DecodeAsks.of(decodes, mine, self._ways, lambda row: check_row(row, self.shape)) if decodes else None
-            self._asked = columns, asks
-        return self._asked[1]
 
     def _decode_fed(self, decodes: DecodeRows, asks: DecodeAsks | None) -> Tensor | None:
         """Of rows that do not draw as others do: the tokens that the step before sampled, if anybody counts them."""
