@@ -169,11 +169,11 @@ class Scheduler:
         """Gives decode rows, and the others that go on, the pages that they need, if that takes no more than to take
         them. If it does, the next step, which is not ahead, does it."""
         full = self._decoding.take_full()
-        while full and self._has_grown(full[-1]):
-            self._decoding.has_grown(full.pop())
-        for call in full:
+        num_grown = self._resources.grow_all(full)
+        self._decoding.have_grown(full[:num_grown])
+        for call in full[num_grown:]:
             self._decoding.has_grown(call)  # not yet: it is asked about again
-        return not full and all(self._has_grown(call) for call in going)
+        return num_grown == len(full) and all(self._has_grown(call) for call in going)
 
     def _has_grown(self, call: OpenCall) -> bool:
         """Whether a segment has a place behind the token that is being sampled for it, or has got one."""
