@@ -138,10 +138,9 @@ class DecodeGroup:
 
     def withdraw(self, call: OpenCall) -> None:
         """As `leave`, for a call that goes on elsewhere, or may: rows of it in steps that run do not count."""
-        if call in self._rows or call in self._resting:
-            for step in self._running:
-                if step.has(call) and call not in step.wasted:
-                    step.wasted.append(call)
+        for step in self._running:
+            if step.has(call) and call not in step.wasted:
+                step.wasted.append(call)
         if self._rows.pop(call, None) is not None:
             self._is_changed = True
         self._resting.pop(call, None)
