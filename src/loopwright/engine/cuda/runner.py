@@ -257,7 +257,8 @@ class DeviceRunner(ModelRunner):
                 self._steps.note(asks.rows.index, answers.sampled)
         if asks.wrong is not None:
             self._steps.note(asks.wrong.index, torch.ones(2, len(asks.wrong), dtype=torch.int32, device=self._device))
-        step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes))
+        likeliest = self._steps.likeliest if self._ranks.num_ranks == 1 else None
+        step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes), likeliest)
 
     def _answer_step(self, step: Step, asked: Sequence[int], logits: Tensor, other: Other) -> None:
         """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
