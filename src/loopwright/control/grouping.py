@@ -93,6 +93,9 @@ class GroupingScheduler:
     def restored(self, call: OpenCall) -> None:
         """Nothing: the call ran, so it is ready anew."""
 
+    def rest(self, call: OpenCall, token_s: float) -> None:
+        """Nothing: likewise."""
+
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
         grouped = [call for group in self._groups for call in group]
