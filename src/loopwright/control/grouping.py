@@ -82,11 +82,6 @@ class GroupingScheduler:
         """As `is_decoding`."""
         return True
 
-    @property
-    def num_waiting_short(self) -> int:
-        """As `Scheduler`; nobody waits here for others."""
-        return 0
-
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""
 

@@ -32,7 +32,7 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
-from loopwright.engine.cuda.listed import Listed, is_listing
+from loopwright.engine.cuda.listed import Listed, is_listing, is_right
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
@@ -59,13 +59,15 @@ class DeviceRunner(ModelRunner):
         self._ranks = model.ranks
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(
-            parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks
+            parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks,
+            has_passes=parts.has_passes,
         )  # fmt: skip
         self._draw = parts.operations.draw
         self._num_launched = 0  # batches
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        self._likeliest: dict[int, list[Sampling]] = {}  # the samplings of rows that do not sample, by their number
         can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
         samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
@@ -148,6 +150,8 @@ class DeviceRunner(ModelRunner):
         """Whether the row can be one of a decode step."""
         if len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
             return False
+        if is_listing(row) and is_right(row, self.shape):
+            return True
         try:
             check_row(row, self.shape)
         except LoopwrightError:
@@ -208,6 +212,9 @@ class DeviceRunner(ModelRunner):
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
+        if not decodes and all(map(is_listing, singles)):  # the model can begin at once
+            likeliest = self._likeliest.setdefault(len(singles), [_GREEDY] * len(singles))
+            return self._columns.of(likeliest), range(len(singles))
         if not singles:
             samplings = self._columns.of_decodes(decodes)
             return samplings, samplings.special
@@ -306,7 +313,7 @@ class DeviceRunner(ModelRunner):
         beside = Beside(vectors, positions, rows, None if len(kept) == len(vectors) else self._numbers(kept))
         step, self._step = self._step, None
         if step is None:
-            return Hidden(self._decoder.forward(*beside), kept)
+            return Hidden(self._steps.forward_others(beside), kept)
         step.logits, hidden = self._steps.forward_beside(
             step.decodes, step.singles, self._before.sampled, beside, is_greedy=step.samplings.is_greedy
         )
