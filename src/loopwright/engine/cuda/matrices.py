@@ -38,9 +38,8 @@ _CLIPS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 class Matrix:
     """[num_outputs, size]. `values` has that shape, or of fewer bits they are int16: word i of 128 inputs has in its
     low half number i of 8 bits and in its high one number 64 + i, or number i of each of four groups of 4 bits. So
-    words become bfloat16 two at a time, and what each part multiplies is contiguous. `scales` are numbers that bfloat16
-    has, in float32 [num_outputs, groups], of int4 in bfloat16 [num_outputs, groups, 2], scales and zeros: 32 bits are
-    the least that a kernel fetches ahead. None of a plain one."""
+    words become bfloat16 two at a time, and what each part multiplies is contiguous. `scales` are bfloat16
+    [num_outputs, groups], of int4 [num_outputs, groups, 2], scales and zeros; none of a plain one."""
 
     kind: MatrixKind
     values: Tensor
@@ -60,7 +59,7 @@ class Matrix:
         scales = _rounded_up(grouped.abs().amax(-1) / _LEVELS[kind])
         levels = (grouped / scales.float()[..., None]).nan_to_num_(0.0)
         kept = levels.to(torch.float8_e4m3fn) if kind == "fp8" else levels.round_().to(torch.int8)
-        return cls(kind, _bytes(kept), scales.float(), size)
+        return cls(kind, _bytes(kept), scales, size)
 
     @property
     def num_outputs(self) -> int:
@@ -99,7 +98,7 @@ def matrix_bytes(kind: MatrixKind, num_outputs: int, size: int, dtype: torch.dty
         case "int4":
             return num_outputs * -(-size // GROUP) * (GROUP // 2 + 16)
         case _:
-            return num_outputs * -(-size // GROUP) * (GROUP + 4)
+            return num_outputs * -(-size // GROUP) * (GROUP + 2)
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:

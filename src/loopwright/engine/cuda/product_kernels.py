@@ -23,7 +23,7 @@ from loopwright.engine.cuda.few_bits_kernels import (
 )
 from loopwright.engine.cuda.gate_kernels import opened
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.summing_kernels import plus_group, read_vectors, reads_of, rows_of, sums_of_chunk, totals_of
+from loopwright.engine.cuda.summing_kernels import parts_of, plus_group, read_vectors, rows_of, sums_of_chunk, totals_of
 from loopwright.engine.cuda.tilings import ARRIVALS, SPAN, Tiling, num_tiles, own_sizes, own_tiling
 
 HAS_PTX = not triton.knobs.runtime.interpret
@@ -252,7 +252,7 @@ def _gated_product(
                 else:
                     ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
                     others_ahead = factors_of(scales, other, is_output, group + 1, size, BITS)
-                reads = reads_of(vectors, row, start + part, num_rows, size, BITS, FOLDS, IS_WHOLE)
+                reads = parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
                 totals = totals_of(reads, OUTPUTS) if BITS == 4 and not FOLDS else reads
                 gates = plus_group(
                     gates, reads, totals, weight, own, output, is_output, group, size, BITS, IS_FP8, FOLDS,

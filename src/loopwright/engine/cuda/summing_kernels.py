@@ -49,27 +49,18 @@ def totals_of(reads, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def reads_of(
-    vectors, row, start, num_rows, size, BITS: tl.constexpr, FOLDS: tl.constexpr, IS_WHOLE: tl.constexpr
-):  # fmt: skip
-    """128 inputs of the vectors: [GROUP, ROWS], or of 4 bits, whose groups are smaller, four parts of that."""
-    column = start + tl.arange(0, GROUP if BITS == 8 or FOLDS else GROUP // 4)
+def parts_of(vectors, row, start, num_rows, size, PARTS: tl.constexpr, IS_WHOLE: tl.constexpr):
+    """128 inputs of the vectors in parts: [GROUP / PARTS, ROWS] each."""
+    column = start + tl.arange(0, GROUP // PARTS)
     first = read_vectors(vectors, row, column, num_rows, size, IS_WHOLE)
-    if BITS == 8 or FOLDS:
-        return (first,)
+    if PARTS == 2:
+        return first, read_vectors(vectors, row, column + 64, num_rows, size, IS_WHOLE)
     else:  # noqa: RET505 (what is not taken is not compiled)
         return (
             first, read_vectors(vectors, row, column + 32, num_rows, size, IS_WHOLE),
             read_vectors(vectors, row, column + 64, num_rows, size, IS_WHOLE),
             read_vectors(vectors, row, column + 96, num_rows, size, IS_WHOLE),
         )  # fmt: skip
-
-
-@triton.jit
-def _side_by_side(first, second):
-    """[OUTPUTS, columns] twice, as one: nothing is moved between threads."""
-    joined = tl.permute(tl.join(first, second), (0, 2, 1))
-    return tl.reshape(joined, (first.shape[0], 2 * first.shape[1]))
 
 
 @triton.jit
@@ -81,20 +72,17 @@ def plus_group(
     `factors` what the inputs have beside their words. The scales meet the sums, or with FOLDS the numbers, which are
     rounded once more. Without, zeros of 4 bits meet the totals."""
     if BITS == 8:
-        low, high = numbers_of_8(weight, output, is_output, group, size, IS_FP8, IS_WHOLE, PTX)
+        numbers = numbers_of_8(weight, output, is_output, group, size, IS_FP8, IS_WHOLE, PTX)
         if FOLDS:
-            numbers = _side_by_side(scaled(low, factors[0], PTX), scaled(high, factors[0], PTX))
-            sums = tl.dot(numbers, reads[0], sums)
+            for part in tl.static_range(2):
+                sums = tl.dot(scaled(numbers[part], factors[0], PTX), reads[part], sums)
         else:
-            found = tl.dot(_side_by_side(low, high), reads[0])
+            found = tl.dot(numbers[1], reads[1], tl.dot(numbers[0], reads[0]))
             sums = tl.fma(found, tl.broadcast_to(factors[0].to(tl.float32), found.shape), sums)
     elif FOLDS:
         fours = numbers_of_4(weight, factors, output, is_output, group, size, IS_WHOLE, PTX)
-        numbers = _side_by_side(
-            _side_by_side(scaled(fours[0], scale_of(factors[0]), PTX), scaled(fours[1], scale_of(factors[1]), PTX)),
-            _side_by_side(scaled(fours[2], scale_of(factors[2]), PTX), scaled(fours[3], scale_of(factors[3]), PTX)),
-        )
-        sums = tl.dot(numbers, reads[0], sums)
+        for part in tl.static_range(4):
+            sums = tl.dot(scaled(fours[part], scale_of(factors[part]), PTX), reads[part], sums)
     else:
         fours = levels_of_4(weight, output, is_output, group, size, IS_WHOLE, PTX)
         for part in tl.static_range(4):
@@ -131,7 +119,7 @@ def sums_of_chunk(
                     factors = factors_of(scales, output, is_output, group, size, BITS)
                 else:
                     ahead = factors_of(scales, output, is_output, group + 1, size, BITS)
-                reads = reads_of(vectors, row, start + part, num_rows, size, BITS, FOLDS, IS_WHOLE)
+                reads = parts_of(vectors, row, start + part, num_rows, size, 16 // BITS, IS_WHOLE)
                 totals = totals_of(reads, OUTPUTS) if BITS == 4 and not FOLDS else reads
                 sums = plus_group(
                     sums, reads, totals, weight, factors, output, is_output, group, size, BITS, IS_FP8, FOLDS,
