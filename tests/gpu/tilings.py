@@ -48,20 +48,8 @@ def folded(*some: Tiling) -> list[Tiling]:
     return [replace(one, folds=True) for one in some]
 
 
-WIDE = folded(
-    *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4),
-    Tiling(128, 128, 128, 8, 4),
-    *split(Tiling(128, 256, 128, 8, 2), 1, 2, 4),
-    *split(Tiling(64, 128, 128, 4, 3), 1, 2, 4),
-    *split(Tiling(64, 256, 128, 4, 2), 1, 2),
-)
-WIDE_GATED = folded(
-    Tiling(128, 128, 128, 8, 2),
-    Tiling(64, 64, 128, 4, 3),
-    Tiling(64, 128, 128, 8, 3),
-    Tiling(64, 128, 128, 4, 3),
-    Tiling(64, 256, 128, 8, 2),
-)
+WIDE = folded(*split(Tiling(128, 128, 128, 8, 3), 1, 2, 4), *split(Tiling(64, 128, 128, 4, 3), 2, 4))
+WIDE_GATED = folded(Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 8, 3))
 WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
     ("plain", 1): ([tilings.FIXED, tilings.PRODUCT[0]], [tilings.FIXED, tilings.GATED[0]]),
     ("plain", 32): ([tilings.FIXED, tilings.PRODUCT[1]], [tilings.FIXED, tilings.GATED[1]]),
@@ -77,7 +65,7 @@ WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
     ("int8", 64): (
         folded(Tiling(64, 64, 128, 4, 4), *split(Tiling(64, 64, 128, 4, 4), 4)), folded(Tiling(64, 64, 128, 4, 3)),
     ),
-    ("int8", 128): (WIDE[:4] + WIDE[7:10], WIDE_GATED[:4]),
+    ("int8", 128): (WIDE, WIDE_GATED),
     ("int8", 256): (WIDE, WIDE_GATED),
     ("int4", 1): (
         [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
