@@ -111,9 +111,10 @@ class DeviceRunner(ModelRunner):
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
             self._launch_step(step, other)
-            is_put = step.answers is not None and step.answers.is_put
-            drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
-            reading = (drawn, stepping, step.answers)
+            if num_decodes or len(step.asking) < len(stepping):  # else nobody wants what was drawn
+                is_put = step.answers is not None and step.answers.is_put
+                drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
+                reading = (drawn, stepping, step.answers)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
