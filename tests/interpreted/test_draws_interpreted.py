@@ -100,7 +100,7 @@ def test_usual_rows_are_settled_among_few_scores_and_the_others_are_read_again(m
     found = draw_rows(TritonOperations().draw, logits, logits, columns, positions)[0]
     expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
     assert found.tolist() == expected
-    ways = [filter_kernels.GATHERED.value] * len(USUAL) + [filter_kernels.WHOLE.value] * len(UNUSUAL)
+    ways = [filter_kernels.SETTLED.value] * len(USUAL) + [filter_kernels.WHOLE.value] * len(UNUSUAL)
     assert spy.seen == [ways]
 
 

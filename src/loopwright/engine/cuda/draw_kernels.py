@@ -17,7 +17,7 @@ _PARTS = 32  # of a row at most
 _CHUNK = 4096  # scores of one program at least
 _LOOK = (8, 4)  # scores of a group, of which a thread has whole ones, and warps of a program with the least
 _WEIGH = (4, 8)
-_SETTLE_WARPS = 16
+_SETTLE = ((128, 16), (512, 16))  # gathered scores of a part, and warps
 
 
 def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
@@ -60,10 +60,11 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     )  # fmt: skip
     if has_filters:
         columns = temperatures, top_k, top_p, min_p
-        filter_kernels.settle[(num_rows,)](
-            found, *columns, ways, edges, gathered, ties, masses, lows, limits, num_rows, parts, size, **few,
-            num_warps=_SETTLE_WARPS,
-        )  # fmt: skip
+        for slots, num_warps in _SETTLE:
+            filter_kernels.settle[(num_rows,)](
+                found, *columns, ways, edges, gathered, ties, masses, lows, limits, num_rows, parts, size, SLOTS=slots,
+                **few, num_warps=num_warps,
+            )  # fmt: skip
         search_kernels.search[(num_rows,)](
             scores, found, *columns, samplings.typical_p, ways, ties, masses, lows, limits, num_rows, vocab_size, parts,
             PARTS=_PARTS, CHUNK=chunk, num_warps=16,

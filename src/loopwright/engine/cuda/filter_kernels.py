@@ -18,7 +18,9 @@ from loopwright.engine.cuda.score_kernels import (
 )
 
 PLAIN, GATHERED, WHOLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Ways of a row: nothing is filtered; its last kept score is among the gathered ones; `search` reads it again."""
+GROUPED, SETTLED = tl.constexpr(3), tl.constexpr(4)
+"""Ways of a row: nothing is filtered; its last kept score is likely among what is gathered, score by score or in whole
+groups; `search` reads it again; and that nothing is left to do."""
 BINS = 128  # of a row, each a step of at most 1/8 in the logarithm of weights
 ROOM = 512  # scores of a part that can be gathered
 _SAMPLE = tl.constexpr(1024)
@@ -99,6 +101,7 @@ def bound(
         is_inside = (place >= first) & (place <= last)
         most = tl.max(tl.sum(tl.where(is_inside[None, :], numbers, 0), axis=1), axis=0)
         way = tl.where(most <= ROOM + ROOM // 2, GATHERED, WHOLE)
+        way = tl.where((first == 0) & (most <= ROOM // 16), GROUPED, way)
         lower = tl.where(last == BINS - 1, -float("inf"), (step - last).to(tl.float32) / scale)
         upper = tl.where(first == 0, float("inf"), (step - first + 1).to(tl.float32) / scale)
         tl.store(edges + row, lower)
@@ -162,12 +165,14 @@ def weigh(
             way = tl.load(ways + row)
             is_plain = way == PLAIN
             is_nucleus = (tl.load(all_top_p + row) < 1.0) & (tl.load(all_top_k + row) == 0)
-            is_wanted = is_plain | ((way == GATHERED) & is_nucleus)
+            is_wanted = is_plain | ((way != WHOLE) & is_nucleus)
             upper = tl.where(is_plain, -float("inf"), tl.load(edges + num_rows + row))
             least = tl.where(is_plain, least, 0.0)
             if way == GATHERED:
                 is_inside = (values >= tl.load(edges + row)) & (values > -float("inf")) & (values < upper)
                 _gather(values, is_inside, gathered + at * ROOM, numbers + at, ROOM)
+            if way == GROUPED:
+                _gather_groups(values, tl.load(edges + row), gathered + at * ROOM, numbers + at, ROOM, GROUP)
         mass = tl.full((), 0.0, tl.float64)
         total = mass
         if is_wanted:
@@ -191,81 +196,104 @@ def _gather(values, is_inside, target, number, ROOM: tl.constexpr):
     tl.store(target + place, values, mask=place < ROOM)
 
 
+@triton.jit
+def _gather_groups(values, lower, target, number, ROOM: tl.constexpr, GROUP: tl.constexpr):
+    """The same of all groups that have a score from `lower` on: where these are few, it is quicker than to look for where
+    each score belongs."""
+    is_inside = tl.max(values, axis=0) >= tl.maximum(lower, -3.4028235e38)
+    until = tl.cumsum(is_inside.to(tl.int32), axis=0)
+    tl.store(number, tl.sum(is_inside.to(tl.int32), axis=0) * GROUP)
+    place = tl.where(is_inside, (until - 1) * GROUP, ROOM)
+    at = place[None, :] + tl.arange(0, GROUP)[:, None]
+    tl.store(target + at, values, mask=place[None, :] < ROOM)
+
+
 @triton.jit(do_not_specialize=["num_rows", "parts", "plane"])
 def settle(
     found, temperatures, all_top_k, all_top_p, all_min_p, ways, edges, gathered, numbers, masses, lows, limits,
-    num_rows, parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr,
+    num_rows, parts, plane, PARTS: tl.constexpr, ROOM: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: the lowest key that the filters leave; as `limits` [4, num_rows] the mass that a nucleus wants, or
-    infinity: all that tie stay, from where and how far powers may be, and the least weight; and of its parts, the
-    weights of what is kept for sure, in sum, and how many tie with the lowest, in `numbers`. A row for which this fails
-    is to be read again."""
+    """Of each row of whose parts none has more than SLOTS gathered scores: the lowest key that the filters leave; as
+    `limits` [4, num_rows] the mass that a nucleus wants, or infinity: all that tie stay, from where and how far powers
+    may be, and the least weight; and of its parts, the weights of what is kept for sure, in sum, and how many tie with
+    the lowest, in `numbers`. A row for which this fails is to be read again."""
     row = tl.program_id(0).to(tl.int64)
     way, part = tl.load(ways + row), tl.arange(0, PARTS)
     at, is_part = row * parts + part, part < parts
+    if way == PLAIN:
+        tl.store(numbers + at, tl.zeros((PARTS,), tl.int32), mask=is_part)
+        _limit(lows, limits, row, num_rows, LOWEST, float("inf"), all_min_p)
+    if (way == GATHERED) | (way == GROUPED):
+        nums = tl.load(numbers + at, mask=is_part, other=0)
+        most = tl.max(nums, axis=0)
+        if most > ROOM:
+            tl.store(ways + row, WHOLE)
+        elif most <= SLOTS:
+            lower, upper = tl.load(edges + row), tl.load(edges + num_rows + row)
+            slot = tl.arange(0, SLOTS)[None, :]
+            values = tl.load(gathered + at[:, None] * ROOM + slot, mask=slot < nums[:, None], other=-float("inf"))
+            is_here = values >= tl.maximum(lower, -3.4028235e38)
+            keys = tl.where(is_here, keys_of(values), LOWEST)
+            weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
+            above = tl.sum(tl.load(masses + at, mask=is_part, other=0.0), axis=0)
+            total = tl.sum(tl.load(masses + plane + at, mask=is_part, other=0.0), axis=0)
+            low, mass, is_settled = _last_kept(
+                keys, tl.where(is_here, weights, 0.0), tl.sum(is_here.to(tl.int32)), above, total,
+                tl.load(all_top_k + row), tl.load(all_top_p + row), lower == -float("inf"),
+            )  # fmt: skip
+            # What min_p leaves of what is not gathered is not known here.
+            min_p = tl.load(all_min_p + row)
+            is_low_kept = tl.max(tl.where(keys == low, weights, 0.0)) >= min_p
+            if is_settled & (is_low_kept | (upper == float("inf"))):
+                kept = tl.where((keys > low) & (weights >= min_p), weights, 0.0)
+                sure = tl.load(masses + at, mask=is_part, other=0.0) + tl.sum(kept, axis=1)
+                tl.store(masses + at, sure, mask=is_part)
+                tl.store(numbers + at, tl.sum((is_here & (keys == low)).to(tl.int32), axis=1), mask=is_part)
+                _limit(lows, limits, row, num_rows, low, mass, all_min_p)
+                tl.store(ways + row, SETTLED)
+            else:
+                tl.store(ways + row, WHOLE)
+
+
+@triton.jit
+def _limit(lows, limits, row, num_rows, low, mass, all_min_p):
+    tl.store(lows + row, low)
+    tl.store(limits + row, mass)
     tl.store(limits + num_rows + row, 0.0)
     tl.store(limits + 2 * num_rows + row, float("inf"))
     tl.store(limits + 3 * num_rows + row, tl.load(all_min_p + row))
-    if way == PLAIN:
-        tl.store(numbers + at, tl.zeros((PARTS,), tl.int32), mask=is_part)
-        tl.store(lows + row, LOWEST)
-        tl.store(limits + row, float("inf"))
-    if way == GATHERED:
-        top_k, top_p, min_p = tl.load(all_top_k + row), tl.load(all_top_p + row), tl.load(all_min_p + row)
-        slot = tl.arange(0, ROOM)[None, :]
-        nums = tl.load(numbers + at, mask=is_part, other=0)
-        is_here = slot < nums[:, None]
-        values = tl.load(gathered + at[:, None] * ROOM + slot, mask=is_here, other=-float("inf"))
-        keys = tl.where(is_here, keys_of(values), LOWEST)
-        weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
-        above = tl.sum(tl.load(masses + at, mask=is_part, other=0.0), axis=0)
-        total = tl.sum(tl.load(masses + plane + at, mask=is_part, other=0.0), axis=0)
-        low = tl.min(tl.min(tl.where(is_here, keys, LARGEST), axis=1), axis=0)
-        most = tl.max(tl.max(keys, axis=1), axis=0)
-        mass = tl.full((), float("inf"), tl.float64)
-        is_settled = (low <= most) & (tl.max(nums, axis=0) <= ROOM)
-        if top_k > 0:
-            is_settled = is_settled & ((tl.sum(nums, axis=0) >= top_k) | (tl.load(edges + row) == -float("inf")))
-            if is_settled:
-                low = _last_of(keys, top_k, low, most)
-            weights = tl.where(keys >= low, weights, 0.0)
-            total = tl.sum(weights)
-        if top_p < 1.0:
-            mass = top_p * total
-            is_settled = is_settled & ((above < mass) | (top_k > 0)) & (above + tl.sum(weights) >= mass)
-            if is_settled:
-                low = _last_of_nucleus(keys, weights, mass - above, low, most)
-        # What min_p leaves of what is not gathered is not known here.
-        is_low_kept = tl.sum(tl.where(keys == low, weights - min_p, 0.0)) >= 0.0
-        is_settled = is_settled & (is_low_kept | (tl.load(edges + num_rows + row) == float("inf")))
+
+
+@triton.jit
+def _last_kept(keys, weights, num, above, total, top_k, top_p, has_all):
+    """Of gathered scores, `num`, and the mass above them: the last key that is kept, the mass that a nucleus wants, and
+    whether that is sure. `has_all`: nothing is below them."""
+    low, most = tl.min(tl.where(keys == LOWEST, LARGEST, keys)), tl.max(keys)
+    mass = tl.full((), float("inf"), tl.float64)
+    is_settled = num > 0
+    if top_k > 0:
+        is_settled = is_settled & ((num >= top_k) | has_all)
         if is_settled:
-            kept = tl.where((keys > low) & (weights >= min_p), weights, 0.0)
-            sure = tl.load(masses + at, mask=is_part, other=0.0) + tl.sum(kept, axis=1)
-            tl.store(masses + at, sure, mask=is_part)
-            tl.store(numbers + at, tl.sum((is_here & (keys == low)).to(tl.int32), axis=1), mask=is_part)
-            tl.store(lows + row, low)
-            tl.store(limits + row, mass)
-        else:
-            tl.store(ways + row, WHOLE)
+            low = _last_of(keys, tl.where(keys == LOWEST, 0, 1), top_k, low, most)
+        weights = tl.where(keys >= low, weights, 0.0)
+        total = tl.sum(weights)
+    if top_p < 1.0:
+        mass = top_p * total
+        is_settled = is_settled & ((above < mass) | (top_k > 0)) & (above + tl.sum(weights) >= mass)
+        if is_settled:
+            low = _last_of(keys, weights, mass - above, low, most)
+    return low, mass, is_settled
 
 
 @triton.jit
-def _last_of(keys, wanted, lowest, most):
-    """The largest key that at least `wanted` reach."""
+def _last_of(keys, amounts, wanted, lowest, most):
+    """The largest key from which on amounts are at least `wanted` in sum."""
     low, high = lowest.to(tl.int64), most.to(tl.int64)
     while low < high:
         middle = (low + high + 1) >> 1
-        is_enough = tl.sum((keys >= middle).to(tl.int32)) >= wanted
-        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _last_of_nucleus(keys, weights, wanted, lowest, most):
-    """The largest key from which on weights are at least `wanted` in sum."""
-    low, high = lowest.to(tl.int64), most.to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        is_enough = tl.sum(tl.where(keys >= middle, weights, 0.0)) >= wanted
-        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle - 1)
+        reached = tl.sum(tl.where(keys >= middle, amounts, 0))
+        low, high = tl.where(reached >= wanted, middle, low), tl.where(reached >= wanted, high, middle - 1)
+        if reached == wanted:
+            low = tl.min(tl.where(keys >= middle, keys, LARGEST)).to(tl.int64)
+            high = low
     return low.to(tl.int32)
