@@ -85,7 +85,7 @@ USUAL = [
 UNUSUAL = [
     (1.0, {"top_k": 9000}),  # more than there is room for
     (0.0, {"top_p": 0.9}),  # all are equal
-    (3.0, {"typical_p": 0.9}),
+    (3.0, {"typical_p": 0.9, "top_p": 0.9}),
     (1.0, {"top_p": 0.9, "min_p": 0.4}),  # which acts among those that are not gathered
 ]
 

@@ -28,7 +28,7 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
     size, has_filters = num_rows * parts, samplings.has_filters
     best = torch.empty(size, dtype=torch.int32, device=device)  # the first of the highest scores
     found = torch.empty(4, size, dtype=torch.float32, device=device)
-    masses = torch.empty(2 if has_filters else 1, size, dtype=torch.float64, device=device)
+    masses = torch.empty(3 if has_filters else 1, size, dtype=torch.float64, device=device)
     outputs = torch.empty(3, num_rows, dtype=torch.int32, device=device)
     temperatures, top_k, top_p, min_p = samplings.temperatures, samplings.top_k, samplings.top_p, samplings.min_p
     bins = steps = scales = ways = edges = gathered = ties = lows = limits = None
@@ -37,21 +37,21 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
         steps, ties = torch.empty(2, size, dtype=torch.int32, device=device)
         scales, edges = (
             torch.empty(num_rows, dtype=torch.float32, device=device),
-            torch.empty(2, num_rows, device=device),
+            torch.empty(4, num_rows, device=device),
         )
         ways, lows = torch.empty(2, num_rows, dtype=torch.int32, device=device)
         gathered = torch.empty(size, filter_kernels.ROOM, dtype=torch.float32, device=device)
         limits = torch.empty(4, num_rows, dtype=torch.float64, device=device)
     grid, few = (num_rows, parts), {"PARTS": _PARTS, "ROOM": filter_kernels.ROOM}
     _look[grid](
-        logits, scores, temperatures, top_k, top_p, best, found, bins, steps, scales, vocab_size, parts, size,
-        HAS_SCORES=scores is not logits, HAS_FILTERS=has_filters, BINS=filter_kernels.BINS, GROUP=_LOOK[0],
+        logits, scores, temperatures, top_k, top_p, samplings.typical_p, best, found, bins, steps, scales, vocab_size,
+        parts, size, HAS_SCORES=scores is not logits, HAS_FILTERS=has_filters, BINS=filter_kernels.BINS, GROUP=_LOOK[0],
         CHUNK=chunk, num_warps=_LOOK[1] * chunk // _CHUNK,
     )  # fmt: skip
     if has_filters:
         filter_kernels.bound[(num_rows,)](
-            found, temperatures, top_k, top_p, samplings.typical_p, bins, steps, scales, ways, edges, num_rows, parts,
-            BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
+            found, temperatures, top_k, top_p, min_p, samplings.typical_p, bins, steps, scales, ways, edges, limits,
+            num_rows, parts,             BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
         )  # fmt: skip
     filter_kernels.weigh[grid](
         scores, found, temperatures, top_k, top_p, min_p, samplings.greedy, ways, edges, gathered, ties, masses,
@@ -66,8 +66,8 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
                 **few, num_warps=num_warps,
             )  # fmt: skip
         search_kernels.search[(num_rows,)](
-            scores, found, *columns, samplings.typical_p, ways, ties, masses, lows, limits, num_rows, vocab_size, parts,
-            PARTS=_PARTS, CHUNK=chunk, num_warps=16,
+            scores, found, *columns, samplings.typical_p, ways, gathered, ties, masses, lows, limits, num_rows,
+            vocab_size, parts, size, CHUNK=chunk, **few, num_warps=16,
         )  # fmt: skip
     _choose[(num_rows,)](
         logits, scores, found, temperatures, min_p, samplings.greedy, samplings.processed, numbers, best, masses, ties,
@@ -79,7 +79,7 @@ def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tenso
 
 @triton.jit(do_not_specialize=["parts", "plane"])
 def _look(
-    logits, scores, temperatures, top_k, top_p, best, found, bins, steps, scales, vocab_size, parts, plane,
+    logits, scores, temperatures, top_k, top_p, typical_p, best, found, bins, steps, scales, vocab_size, parts, plane,
     HAS_SCORES: tl.constexpr, HAS_FILTERS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Of one part of a row: the first of its highest scores and that score, the highest logit, the sum of exp(logit -
@@ -102,7 +102,7 @@ def _look(
         top = tl.max(tops, axis=0)
     tl.store(best + at, tl.min(tl.min(tl.where(mask & (values == top), column, LARGEST), axis=0), axis=0))
     tl.store(found + at, top)
-    if HAS_FILTERS and (tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1.0):
+    if HAS_FILTERS and ((tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1.0) | (tl.load(typical_p + row) < 1.0)):
         filter_kernels.count(
             values, tops, top, scores, tl.load(temperatures + row), bins, steps, scales, row, part, parts, vocab_size,
             BINS, GROUP, CHUNK,
