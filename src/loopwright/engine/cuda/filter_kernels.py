@@ -242,7 +242,7 @@ def weigh(
         at = row * parts + part
         column = columns_of(part, CHUNK, GROUP)
         values = tl.load(scores + row * vocab_size + column, mask=column < vocab_size, other=-float("inf"))
-        begin, end, least, is_wanted = -float("inf"), float("inf"), tl.load(all_min_p + row), True
+        least = tl.load(all_min_p + row)
         if HAS_FILTERS:
             way, is_plain = tl.load(ways + row), tl.load(ways + row) == PLAIN
             is_mass = tl.load(all_top_k + row) == 0
@@ -258,18 +258,30 @@ def weigh(
                 _gather_groups(values, tl.load(edges + row), gathered + at * ROOM, numbers + at, ROOM, GROUP)
         mass = tl.full((), 0.0, tl.float64)
         total, moment = mass, mass
-        if is_wanted:
-            weights = weights_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
-            mass = tl.sum(tl.where((values >= begin) & (values <= end) & (weights >= least), weights, 0.0))
-            if HAS_FILTERS:
+        top, temperature = highest(found, row, parts, PARTS), tl.load(temperatures + row)
+        if HAS_FILTERS:
+            if way == RINGED:
+                mass, total, moment = _moment(values, top, temperature, begin, end)
+            elif is_wanted:
+                weights = weights_of(values, top, temperature)
+                mass = tl.sum(tl.where((values >= begin) & (weights >= least), weights, 0.0))
                 total = tl.sum(weights)
-                if way == RINGED:
-                    powers = powers_of(values, highest(found, row, parts, PARTS), tl.load(temperatures + row))
-                    moment = tl.sum(tl.where(weights > 0.0, weights * powers, 0.0))
+        else:
+            weights = weights_of(values, top, temperature)
+            mass = tl.sum(tl.where(weights >= least, weights, 0.0))
         tl.store(masses + at, mass)
         if HAS_FILTERS:
             tl.store(masses + plane + at, total)
             tl.store(masses + 2 * plane + at, moment)
+
+
+@triton.jit
+def _moment(values, top, temperature, begin, end):
+    """The mass between two scores, the mass of all, and the sum of powers, each as much as it weighs."""
+    weights = weights_of(values, top, temperature)
+    mass = tl.sum(tl.where((values >= begin) & (values <= end), weights, 0.0))
+    powers = powers_of(values, top, temperature)
+    return mass, tl.sum(weights), tl.sum(tl.where(weights > 0.0, weights * powers, 0.0))
 
 
 @triton.jit
