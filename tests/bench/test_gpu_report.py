@@ -19,11 +19,12 @@ import side_by_side
 import speed
 from figures import PLAN, SECTIONS, goals, peers
 from figures.arriving import Judged, arrivals_s
+from figures.decoding import read_bytes
 from figures.picture import draw, points
 from figures.report import Bench, Section, percentile
 from figures.streams import run_batch, system_over
 from figures.suites import figures_of
-from lanes import Job, Outcome, make_lanes, run_lanes
+from lanes import Job, Lane, Outcome, make_lanes, run_lanes
 from written import Report
 
 NAMES = [one.name for one in SECTIONS]
@@ -101,6 +102,20 @@ async def test_a_job_that_fails_or_hangs_leaves_the_others_and_what_it_said(monk
     assert found[hangs].lines[0] == "begun"
 
 
+def test_what_ends_the_run_ends_its_jobs_and_leaves_what_they_had_said() -> None:
+    """The first job asks for the end of all politely, as `timeout` does, and hangs."""
+    asks = "import os, signal; print('begun', os.getpid(), flush=True); os.kill(os.getppid(), 15); signal.pause()"
+    found: dict[Job, Outcome] = {}
+    jobs = [Job("", (asks,), 60), Job("", ("print('never')",), 60)]
+    with pytest.raises(KeyboardInterrupt):
+        run_lanes(jobs, make_lanes(1, "cpu"), time.monotonic() + 60, _words, found.__setitem__)
+    assert list(found) == jobs[:1]
+    said, process_id = found[jobs[0]].lines[0].split()
+    assert said == "begun"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process_id), 0)
+
+
 async def test_a_job_for_which_there_is_no_time_is_left_out_and_said_so() -> None:
     late, short = Job("llama-8b", ("print(1)",), 30, start_s=1000.0), Job("", ("print(2)",), 1, start_s=1.0)
     found = await _follow_lanes([late, short], 1)
@@ -145,6 +160,15 @@ def test_figures_are_kept_as_they_come_and_a_suite_s_rows_become_some(tmp_path: 
     assert figures_of(tmp_path / "rows.json", r"mechanism=(\w+)") == {"segment/tpot_ms": 1.02, "segment/added_ms": 0.1}
 
 
+def test_a_step_of_many_rows_reads_most_experts_and_no_more_of_other_weights() -> None:
+    assert read_bytes(Bench("llama-1b", "cuda", 1), 100, 256) == 100
+    bench = Bench("qwen3-30b-a3b", "cuda", 1)
+    assert read_bytes(bench, 6_000_000_000, 1) == pytest.approx(6e9)
+    all_of_them = 6e9 + 48 * 3 * 2048 * 768 * 2 * 120
+    assert 0.999 * all_of_them < read_bytes(bench, 6_000_000_000, 256) < all_of_them
+    assert 0.85 * all_of_them < read_bytes(bench, 6_000_000_000, 32) < 0.9 * all_of_them
+
+
 def test_the_picture_has_what_was_measured_beside_what_others_did(tmp_path: Path) -> None:
     found = {f"tpot/llama-1b/{batch}": [9.0, 1.0 + number] for number, batch in enumerate(peers.BATCHES)}
     assert points(found, "tpot", "llama-1b") == [(1, 1.0), (32, 2.0), (128, 3.0), (256, 4.0)]
@@ -162,7 +186,9 @@ def test_a_report_is_whole_at_any_moment(tmp_path: Path) -> None:
     assert said.index("## Goals and figures") < said.index("## From token to token") < said.index("FAILED: http")
     assert "not begun, or not ended: quality of this machine" in said
     report.done(last, Outcome(why_not="0 s were left"))
-    assert "left out: quality of this machine: 0 s were left" in (tmp_path / "report.md").read_text()
+    said = (tmp_path / "report.md").read_text()
+    assert "left out: quality of this machine: 0 s were left" in said
+    assert "(quality of this machine: " not in said
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
@@ -174,7 +200,17 @@ def test_what_takes_all_gpus_is_last_and_by_itself_or_left_out(
     jobs = list(speed.jobs_of(["tpot", "ranks"]))
     report = Report(tmp_path / "report.md", {}, "today", jobs)
     arguments = SimpleNamespace(seconds=500.0, device="cuda", tests=True, lanes=0)
+    ends: dict[str, float] = {}
+
+    def noted(some: list[Job], lanes: list[Lane], ends_s: float, *rest: object) -> None:
+        ends.update({job.names[0]: ends_s for job in some})
+        run_lanes(some, lanes, ends_s, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(speed, "run_lanes", noted)
     assert speed.run_all(arguments, jobs, num_gpus, report)  # type: ignore[arg-type]
+    if num_gpus == 2:
+        ranks = next(job for job in jobs if job.names == ("ranks",))
+        assert ends["tpot"] + ranks.start_s + ranks.budget_s < ends["ranks"], "time is kept for it"
     said = report.path.read_text()
     assert ("test_two_gpus.py : ran test_two_gpus.py" in said) is (num_gpus == 2)
     assert "test_real_weights.py : ran test_real_weights.py" in said

@@ -147,12 +147,12 @@ def test_a_prompt_that_ends_with_a_step_has_its_first_token_run_in_the_next() ->
         {"sampling": Sampling(temperature=1.0, seed=3, top_logprobs=2)},
     ],
 )
-def test_segments_with_rows_of_their_own_go_on_ahead(fields: dict[str, object]) -> None:
+def test_segments_that_ask_for_more_than_a_token_go_on_ahead_in_columns(fields: dict[str, object]) -> None:
     rig = Rig(is_ahead=True)
     run = rig.open("a")
     run.submit(replace(segment(max_tokens=9), **fields))
     rig.drain()
-    assert [batch.rows[0].source for batch in rig.executor.batches] == [-1, *[0] * 8]
+    assert [list(batch.decodes.sources) for batch in rig.executor.batches] == [[], *[[0]] * 8]
 
 
 def test_a_segment_with_a_grammar_goes_on_ahead_and_says_late_what_may_be_chosen() -> None:
@@ -353,7 +353,7 @@ def test_a_run_that_ends_while_a_wasted_row_of_its_own_is_in_flight_leaves_no_ac
     other.submit(segment(max_tokens=9))
     while run.final(call) is None:
         rig.step()
-    assert rig.running[0].rows, "its row is in flight"
+    assert len(rig.running[0].decodes) == 2, "its row is in flight"
     run.session.close()
     rig.drain()
     assert "gone" not in rig.controller._suspension._served

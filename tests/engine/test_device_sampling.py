@@ -11,12 +11,13 @@ import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun
-from loopwright.engine.cuda.answers import Answers, Fed, Ways
+from loopwright.engine.cuda.answers import Fed, Ways, answers_of
 from loopwright.engine.cuda.processing import draw as draw_by_sorting
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows, ordered_top
 from loopwright.engine.cuda.traced_graphs import Found, TracedSamplers
 from loopwright.engine.draws import draw, draw_each, uniform, uniforms
 from loopwright.engine.sampler import Question, answer
+from loopwright.engine.traced import TensorState
 from loopwright.sdk import tensor
 from questions_rig import assert_same, questions, some_logits
 from sampler_rig import SAMPLERS, STATES, initial, traced
@@ -82,7 +83,7 @@ def test_uniforms_and_draws_of_many_rows_are_those_of_one() -> None:
 
 
 def together(logits: torch.Tensor, asked: Sequence[Question], fed: Fed | None = None) -> list[RowResult]:
-    return Answers(logits, asked, WAYS, fed).results()
+    return answers_of(logits, asked, WAYS, fed).results()
 
 
 def test_questions_answered_together_get_what_each_gets_by_itself() -> None:
@@ -142,9 +143,10 @@ def test_a_vector_that_a_sampler_carries_is_not_kept_by_a_row_for_all(monkeypatc
     run = SamplerRun(traced(SAMPLERS["presence"], STATES["presence"]), initial(STATES["presence"]))
     asked = [Question((), Sampling(), 3, sampler=run)] * 3
     logits = some_logits(3, 260)
-    answers = Answers(logits, asked, WAYS)
+    answers = answers_of(logits, asked, WAYS)
     assert_same(answers.results(), answer(logits, asked))
-    for state in answers.states.values():
+    for state in [answers.state_of(row) for row in range(3)]:
+        assert isinstance(state, TensorState)
         assert len(state.columns["counts"]) == 1
         assert state.columns["counts"].untyped_storage().nbytes() == 8 * 260
 
@@ -157,7 +159,7 @@ class Static:
 
     def replay(self) -> Found:
         now = self._run()
-        for name in ("token_ids", "scores", "value", "failed"):
+        for name in ("scores", "told", "chosen"):
             if (tensor_now := getattr(now, name)) is not None:
                 getattr(self._found, name).copy_(tensor_now)
         for name, one in now.states.items():
@@ -178,7 +180,7 @@ def test_a_sampler_that_comes_again_becomes_a_graph_with_the_same_answers() -> N
             asked = [Question((), Sampling(temperature=1.0 if name in ("top_five", "ranks", "presence", "odd_places")
                                            else 0.0, seed=place), number, sampler=one)
                      for place, one in enumerate(runs)]  # fmt: skip
-            found, wanted = Answers(logits, asked, ways).results(), answer(logits, asked)
+            found, wanted = answers_of(logits, asked, ways).results(), answer(logits, asked)
             assert_same(found, wanted)
             runs = [SamplerRun(graph, state, one.sampler_state) for one in found][: 4 - (number == 5)]
         assert len(captured) == before + 1, name
@@ -190,7 +192,7 @@ def test_few_graphs_of_samplers_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     graphs = [traced(SAMPLERS[name]) for name in ("greedy", "plain_draw", "nucleus")]
     sent = torch.zeros(2, 1, dtype=torch.float64)
     for graph in [*graphs, graphs[0]] * 6:
-        samplers.run(graph, [SamplerRun(graph, {})], some_logits(1, 260), sent)
+        samplers.run(graph, logits := some_logits(1, 260), logits, sent, {})
         assert len(samplers._kept) <= 2
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from device_rig import device_rig
 from loopwright.core.batch import Batch, DecodeRows, ForwardRow
@@ -163,3 +164,35 @@ class _Eager(Captured):
         with torch.inference_mode():
             self.found.copy_(self._steps._decode_greedily(self._size))
         return self.found
+
+
+def test_rows_that_go_on_send_their_ids_alone_and_others_send_everything(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes between: another order, a gap in the positions, a place again, rows that decode, a new list."""
+    mine, theirs = device_rig(model), Rig(model)
+    (tables, others), vocab_size = (begun(rig) for rig in (mine, theirs)), mine.vocab_size
+    steps, sent = mine.runner._steps, []
+    send = steps._send
+    monkeypatch.setattr(steps, "_send", lambda changes, *rest: sent.append(changes) or send(changes, *rest))
+
+    def step(number: int, change: object = lambda rows: rows, more: bool = False) -> bool:
+        found = []
+        for rig, own in ((mine, tables), (theirs, others)):
+            rows = change(asking(rig, own, number, vocab_size))
+            extra = [ForwardRow(rig.blocks(9), 0, [0], [3], sampling=Sampling())] if more else []
+            found.append(rig.rows(*rows, *extra)[: len(rows)])
+        for one, other in zip(*found, strict=True):
+            assert_alike(one, other)
+        return sent[-1].inputs is None
+
+    assert [step(number) for number in range(20)] == [False, *[True] * 19]
+    assert [step(20, lambda rows: rows[::-1]), step(21, lambda rows: rows[::-1]), step(22)] == [False, True, False]
+    assert [step(22), step(23)] == [False, True]  # a place again
+    shifted = [step(24, lambda rows: [replace(one, positions=[one.positions[0] + 7]) for one in rows]), step(25)]
+    assert shifted == [False, False]
+    assert [step(26, more=True), step(27), step(28)] == [False, False, True]
+    assert [step(29, lambda rows: [replace(rows[0], block_ids=[*rows[0].block_ids]), *rows[1:]]), step(30)] == [
+        False
+    ] * 2
+    assert [step(31, lambda rows: rows[:3]), step(32, lambda rows: rows[:3])] == [False, True]

@@ -120,7 +120,7 @@ def test_what_was_sampled_is_told_once_a_step_unless_it_is_certain(
     assert len(told) == num_told
 
 
-@pytest.mark.parametrize("names", [NAMES[::4], (*NAMES[1::4], "bits"), ("greedy", "entropy", "a watched one")])
+@pytest.mark.parametrize("names", [NAMES[::4], (*NAMES[1::4], "bits"), ("greedy", "entropy", "a row of its own")])
 def test_rows_of_every_kind_go_on_ahead_as_on_one(names: tuple[str, ...], model: LoadedModel, tmp_path: Path) -> None:
     """Among them rows that hear late what they may choose, and programs' samplers with what they carry."""
     expected = Kinds(Rig(model), names).run(12, is_ahead=False)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Job:
     names: tuple[str, ...]
     budget_s: float
     num_gpus: int = 1
-    start_s: float = 40.0
+    start_s: float = 15.0
 
     def __str__(self) -> str:
         return f"{', '.join(self.names)} of {self.shape or 'this machine'}"
@@ -90,14 +91,12 @@ def run_lanes(
             with lock:
                 done(job, outcome)
 
-    threads = [threading.Thread(target=follow, args=(lane,), daemon=True) for lane in lanes]
-    with _ended_by_signal():
+    with _ended_by_signal(), ThreadPoolExecutor(len(lanes)) as pool:
+        following = [pool.submit(follow, lane) for lane in lanes]
         try:
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-        finally:
+            for one in following:
+                one.result()
+        finally:  # `done` hears of what those had said that are ended here
             waiting.clear()
             for process in list(running):
                 _end(process)

@@ -29,7 +29,7 @@ PARTS = (
 ALONE = (("test_two_gpus.py", ""),)
 """Those that take all GPUs."""
 
-LIMIT_S = 300.0
+LIMIT_S = 160.0
 
 
 def words(file: str, chosen: str) -> list[str]:

@@ -32,7 +32,8 @@ from written import Report
 from loopwright.core.no_collecting import collect_seldom
 
 MAX_LANES = 2  # of more GPUs the rest would wait for cores
-TWO_GPU_TESTS_S = 25.0
+TWO_GPU_TESTS_S = 16.0
+START_S, IMPORTS_S = 40.0, 15.0  # until sections that share an engine measure; until others begin
 
 
 def jobs_of(names: Sequence[str], shapes: Sequence[str] = ()) -> Iterator[Job]:
@@ -46,7 +47,8 @@ def jobs_of(names: Sequence[str], shapes: Sequence[str] = ()) -> Iterator[Job]:
             seen |= {(model, name) for name in chosen}
             if chosen:
                 num_gpus = max(known[name].num_gpus for name in chosen)
-                yield Job(model, tuple(chosen), sum(known[name].budget_s for name in chosen), num_gpus)
+                start_s = START_S if all(known[name].shares_system for name in chosen) else IMPORTS_S
+                yield Job(model, tuple(chosen), sum(known[name].budget_s for name in chosen), num_gpus, start_s)
 
 
 def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, report: Report) -> bool:
@@ -67,6 +69,7 @@ def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, r
     if arguments.tests:
         is_well &= tests(report, side_by_side.PARTS, num_gpus, ends_s)
     kept_s = sum(job.start_s + job.budget_s for job in alone) if len(alone) < len(jobs) else 0.0
+    kept_s = min(kept_s, arguments.seconds / 2)
     kept_s += TWO_GPU_TESTS_S if arguments.tests and num_gpus > 1 else 0.0
     words = partial(words_of, arguments, report)
     lanes = make_lanes(arguments.lanes or max(1, min(MAX_LANES, num_gpus)), arguments.device)
@@ -78,7 +81,9 @@ def run_all(arguments: argparse.Namespace, jobs: Sequence[Job], num_gpus: int, r
 
 
 def tests(report: Report, parts: Sequence[tuple[str, str]], num_gpus: int, ends_s: float) -> bool:
-    passed, said = side_by_side.run_parts(parts, num_gpus, max(1.0, ends_s - time.monotonic()))
+    passed, said = side_by_side.run_parts(
+        parts, num_gpus, max(1.0, min(side_by_side.LIMIT_S, ends_s - time.monotonic()))
+    )
     report.tests += said
     report.save()
     return passed
@@ -142,7 +147,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--only", default="", metavar="A,B", help="these sections; tpot:llama-1b is of one model")
     parser.add_argument("--skip", default="", metavar="A,B", help="all but these sections")
     parser.add_argument("--shapes", nargs="+", default=[], help="these models in place of the plan's own")
-    parser.add_argument("--seconds", type=float, default=570.0, help="for everything; default: 570")
+    parser.add_argument("--seconds", type=float, default=575.0, help="for everything; default: 575")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try the sections")
     parser.add_argument("--lanes", type=int, default=0, metavar="N", help="so many at once, not one for each of 2 GPUs")

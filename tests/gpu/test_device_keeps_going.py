@@ -10,7 +10,7 @@ from test_device_parity import CUDA, model_of, on_device, operations, quiet
 from ahead_rig import NAMES, Kinds
 from loopwright.core.batch import Batch, ForwardRow
 from loopwright.core.calls import Sampling
-from loopwright.engine.cuda.answers import Answers, Ways
+from loopwright.engine.cuda.answers import Ways, answers_of
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.sampling import SamplingColumns
@@ -35,7 +35,7 @@ def no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_of_any_kind_is_launched_without_waiting_and_gets_what_it_gets_step_by_step(name: str) -> None:
     rig = on_device(model_of("heads of 64, 4 of a group"), max_rows=8)
-    names = tuple(dict.fromkeys([name, "greedy", "a watched one"]))
+    names = tuple(dict.fromkeys([name, "greedy", "a row of its own"]))
     Kinds(rig, names).run(3, is_ahead=True)  # kernels are compiled
     found = Kinds(rig, names).run(NUM_STEPS, is_ahead=True, launching=no_waiting, first_watched=1)
     serial = Kinds(rig, names).run(NUM_STEPS, is_ahead=False)
@@ -82,10 +82,10 @@ def test_questions_are_answered_on_the_gpu_as_on_the_cpu() -> None:
     with torch.inference_mode():
         on_gpu = logits.to(CUDA)
         ways = Ways(SamplingColumns(CUDA), operations().draw, operations().top, TracedSamplers(CudaCaptures(CUDA)))
-        Answers(on_gpu, asked, ways)
+        answers_of(on_gpu, asked, ways)
         for _ in range(5):  # samplers become graphs
             with no_waiting():
-                answers = Answers(on_gpu, asked, ways)
+                answers = answers_of(on_gpu, asked, ways)
             assert_same(answers.results(), answer(logits, asked))
 
 

@@ -250,6 +250,29 @@ def test_lists_of_graphs_are_those_of_launches_one_by_one(num_rows: int, monkeyp
             assert one.covered == pytest.approx(other.covered, abs=1e-12)
 
 
+def test_rows_that_go_on_by_their_ids_alone_are_those_that_are_sent_whole() -> None:
+    model, num_rows = model_of("heads of 64, 4 of a group"), 17
+    found = []
+    for is_sent_whole in (False, True):
+        rig = on_device(model)
+        prompts = [some_tokens(9 + place, place) for place in range(num_rows)]
+        tables = [rig.blocks(64) for _ in prompts]
+        rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))
+        told = []
+        for number in range(30):
+            places = [len(prompt) + number for prompt in prompts]
+            told += rig.rows(
+                *(
+                    ForwardRow(table, place, [place], [5 + number + row], distributions=[DistributionRequest(k=100)])
+                    for row, (table, place) in enumerate(zip(tables, places, strict=True))
+                )
+            )
+            if is_sent_whole:
+                rig.runner._steps.forget()
+        found.append([one.distributions for one in told])
+    assert found[0] == found[1]
+
+
 def test_a_large_product_is_added_to_the_residual_without_being_rounded() -> None:
     from loopwright.engine.cuda.kernels import ADDED_ROWS  # noqa: PLC0415 (there may be no Triton)
 

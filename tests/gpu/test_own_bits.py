@@ -80,7 +80,7 @@ def test_a_row_has_its_own_bits(name: str, dtype: WeightDtype) -> None:
     tables = [rig.blocks(64) for _ in range(64)]
     rig.rows(*(rig.row(some_tokens(3 + row % 50, row), block_ids=table) for row, table in enumerate(tables)))
     asked, found = [DistributionRequest(k=1, logits=True)], set()
-    for size in (1, 2, 7, 32, 33, 64):
+    for size in (1, 2, 7, 20, 32, 33, 48, 64):
         rows = [*range(64)][64 - size :]
         result = rig.rows(
             *(ForwardRow(tables[row], 3 + row % 50, [3 + row % 50], [7], distributions=asked if row == 63 else (),

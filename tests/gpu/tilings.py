@@ -20,10 +20,13 @@ from torch import Tensor
 
 from loopwright.engine.cuda import product_kernels, tilings
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
+from loopwright.engine.cuda.products import OwnProducts
 from loopwright.engine.cuda.tilings import Tiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from loopwright.engine.cuda.products import Use
 
 CUDA = torch.device("cuda")
 SHAPES = {
@@ -31,6 +34,8 @@ SHAPES = {
     "8b.qkv": (6144, 4096), "8b.out": (4096, 4096), "8b.gate": (28672, 4096), "8b.down": (4096, 14336),
     "8b.head": (128256, 4096),
 }  # fmt: skip
+USES: dict[str, Use] = {"qkv": "project", "out": "onto", "gate": "silu", "down": "onto", "head": "logits"}
+CUBLAS_ROWS = (48, 64, 96, 128, 160, 192, 224, 240, 256, 512, 1024)
 COLD_BYTES = 160_000_000  # of copies of a matrix
 
 
@@ -43,27 +48,32 @@ def folded(*some: Tiling) -> list[Tiling]:
     return [replace(one, folds=True) for one in some]
 
 
-NARROW = [
-    *split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 1, 4),
-]  # fmt: skip
-MIDDLE = [*split(Tiling(64, 32, 128, 4, 5), 1, 4), *split(Tiling(64, 32, 256, 4, 3), 2, 4)]
-WIDE = folded(*split(Tiling(64, 128, 128, 4, 3), 1, 2), *split(Tiling(128, 128, 128, 8, 3), 1, 2, 4))
-GATED = {
-    1: [Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4)],
-    32: [Tiling(64, 32, 128, 4, 4)],
-    256: folded(Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 3), Tiling(128, 128, 128, 8, 2)),
+WIDE = folded(*split(Tiling(128, 128, 128, 8, 3), 1, 2), *split(Tiling(64, 128, 128, 4, 3), 2))
+WIDE_GATED = folded(Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3))
+WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
+    ("plain", 1): ([tilings.FIXED, tilings.PRODUCT[0]], [tilings.FIXED, tilings.GATED[0]]),
+    ("plain", 32): ([tilings.FIXED, tilings.PRODUCT[1]], [tilings.FIXED, tilings.GATED[1]]),
+    ("plain", 256): (
+        [Tiling(32, 128, 128, 4, 3), Tiling(64, 128, 128, 8, 3), Tiling(64, 64, 128, 4, 4)],
+        [Tiling(32, 128, 128, 8, 3), Tiling(64, 128, 128, 8, 3)],
+    ),
+    ("int8", 1): (
+        [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
+        [Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4)],
+    ),
+    ("int8", 32): ([*split(Tiling(64, 32, 128, 4, 5), 1, 2, 4)], [Tiling(64, 32, 128, 4, 4)]),
+    ("int8", 256): (WIDE, WIDE_GATED),
+    ("int4", 1): (
+        [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
+        [Tiling(32, 8, 128, 2, 6), Tiling(32, 8, 256, 2, 4), Tiling(64, 16, 128, 4, 4)],
+    ),
+    ("int4", 32): (
+        [*split(Tiling(64, 32, 128, 4, 5), 1, 2, 4), *split(Tiling(64, 32, 256, 4, 3), 4)],
+        [Tiling(64, 32, 128, 4, 4), Tiling(32, 32, 256, 2, 3)],
+    ),
+    ("int4", 256): (WIDE, WIDE_GATED),
 }  # fmt: skip
-GATED_OWN_BITS = {
-    1: [tilings.FIXED, Tiling(64, 16, 128, 4, 4)],
-    32: [tilings.FIXED, Tiling(64, 32, 128, 4, 4)],
-    256: [tilings.WIDE_GATED, Tiling(64, 128, 128, 8, 3)],
-}
-PRODUCTS = {1: NARROW, 32: MIDDLE, 256: WIDE}
-OWN_BITS = {  # what a row's bits may not depend on
-    1: [tilings.FIXED, *split(Tiling(64, 16, 128, 4, 5), 4)],
-    32: [tilings.FIXED, *split(Tiling(64, 32, 128, 4, 5), 4)],
-    256: [tilings.WIDE, replace(Tiling(64, 128, 128, 8, 3), chunks=4)],
-}  # fmt: skip
+"""What is tried for a kind and a number of rows: for a product, and for a gated one."""
 
 
 def described(tiling: Tiling) -> str:
@@ -114,12 +124,6 @@ def time_us(calls: Sequence[Callable[[], object]]) -> float:
         end.synchronize()
         found.append(1e3 * begin.elapsed_time(end) / len(calls))
     return min(found[1:])
-
-
-def candidates(kind: MatrixKind, num_rows: int, *, is_gated: bool) -> list[Tiling]:
-    if kind == "plain":
-        return (GATED_OWN_BITS if is_gated else OWN_BITS)[num_rows]
-    return (GATED if is_gated else PRODUCTS)[num_rows]
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,11 @@ def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: Collect
     errors: dict[str, float] = {}
     for name in shapes:
         operands = Operands.of(name, kind, num_rows)
-        some = candidates(kind, num_rows, is_gated=operands.is_gated)
-        usable = [one for one in some if told(kind, one, is_gated=operands.is_gated) not in bad]
+        usable = [
+            one
+            for one in WAYS[kind, num_rows][operands.is_gated]
+            if told(kind, one, is_gated=operands.is_gated) not in bad
+        ]
         for label, calls in operands.ways(usable):
             try:
                 errors[label] = max(errors.get(label, 0.0), operands.error(calls[0]()))
@@ -192,62 +199,57 @@ def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: Collect
     sys.stdout.flush()
 
 
-def alike() -> None:
-    """Which ways give a row the same bits."""
-    vectors = torch.randn(200, 4096, device=CUDA).bfloat16()
-    arrivals = torch.zeros(1 << 14, dtype=torch.int32, device=CUDA)
+def equal() -> None:
+    """Of how many rows cuBLAS gives the bits of the kernels, and which of their ways give a row those of FIXED."""
+    own = OwnProducts({"plain"})
+    for name, (num_outputs, size) in SHAPES.items():
+        matrix = Matrix.of(torch.randn(num_outputs, size, device=CUDA), "plain", CUDA, torch.bfloat16)
+        use: Use = USES[name.partition(".")[2]]
+        found = {rows: own.gives_equal_bits(use, matrix, rows, CUDA) for rows in CUBLAS_ROWS}
+        signs = [f"{rows}{'=' if is_equal else '!'}" for rows, is_equal in found.items()]
+        sys.stdout.write(f"cuBLAS, {name}: {' '.join(signs)}\n")
+        sys.stdout.flush()
     kinds: tuple[MatrixKind, ...] = ("plain", "int8", "int4")
     for kind in kinds:
-        matrix = Matrix.of(torch.randn(1000, 4096, device=CUDA), kind, CUDA, torch.bfloat16)
-        seen: dict[bytes, list[str]] = {}
-        for tiling in dict.fromkeys(one for some in OWN_BITS.values() for one in some):
-            if kind == "plain" or tiling.inputs >= 128:
-                for num_rows in (1, 200):
-                    out = product_kernels.product(vectors[:num_rows], matrix, None, tiling, torch.float32, arrivals)
-                    seen.setdefault(out[0].cpu().numpy().tobytes(), []).append(f"{described(tiling)} of {num_rows}")
-        for same in seen.values():
-            sys.stdout.write(f"alike, {kind}: {'; '.join(same)}\n")
+        for tiling, is_equal in dict.fromkeys(product_kernels.compared(kind, CUDA)):
+            sys.stdout.write(f"{kind}: {described(tiling)}: {'' if is_equal else 'NOT '}the bits of all others\n")
+            sys.stdout.flush()
 
 
-def all_wanted(kinds: Sequence[MatrixKind]) -> Iterator[tuple[MatrixKind, Tiling, bool]]:
-    for kind in kinds:
-        for num_rows in PRODUCTS:
-            for is_gated in (False, True):
-                yield from ((kind, one, is_gated) for one in candidates(kind, num_rows, is_gated=is_gated))
+def all_wanted(kinds: Collection[str]) -> list[tuple[MatrixKind, Tiling, bool]]:
+    """Those that are slow to compile come first."""
+    found = [
+        (kind, tiling, is_gated)
+        for (kind, num_rows), ways in sorted(WAYS.items(), key=lambda way: -way[0][1])
+        if f"{kind}:{num_rows}" in kinds
+        for is_gated, some in enumerate(ways)
+        for tiling in some
+    ]
+    return [(kind, tiling, bool(is_gated)) for kind, tiling, is_gated in dict.fromkeys(found)]
 
 
 def main() -> None:
+    every = [f"{kind}:{num_rows}" for kind, num_rows in WAYS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--only", nargs="+", default=every, choices=every, help="a kind and a number of rows")
+    parser.add_argument("--no-equal", action="store_true", help="leave out which ways give equal bits")
     arguments = parser.parse_args()
     ends_s = time.monotonic() + arguments.seconds
-    kinds: tuple[MatrixKind, ...] = ("int8", "plain", "int4")
-    wanted = list(dict.fromkeys(all_wanted(kinds)))
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        shares = [wanted[start :: arguments.processes] for start in range(arguments.processes)]
-        bad = {one for some in pool.map(compile_some, shares) for one in some}
+    wanted = all_wanted(arguments.only)
+    # Forked before there is a context of CUDA here, so that nothing is imported again.
+    with ProcessPoolExecutor(arguments.processes, get_context("fork")) as pool:
+        bad = {one for some in pool.map(compile_some, [[one] for one in wanted]) for one in some}
     sys.stdout.write(f"{len(wanted)} kernels, {ends_s - time.monotonic():.0f} s left\n")
     for one in bad:
         sys.stdout.write(one + "\n")
     bad = {one.split(":")[0] for one in bad}
-    alike()
-    for kind, num_rows in (
-        ("int8", 1),
-        ("int8", 32),
-        ("int8", 256),
-        ("plain", 256),
-        ("plain", 1),
-        ("plain", 32),
-        ("int4", 1),
-        ("int4", 32),
-        ("int4", 256),
-    ):
-        names = [name for name in SHAPES if not (kind == "plain" and name == "8b.head")]
-        if kind == "int4":
-            names.remove("8b.head")
-        if ends_s - time.monotonic() > 4:
-            measure(kind, num_rows, names, bad)
+    for kind, num_rows in WAYS:
+        if f"{kind}:{num_rows}" in arguments.only and ends_s - time.monotonic() > 4:
+            measure(kind, num_rows, [name for name in SHAPES if kind == "int8" or name != "8b.head"], bad)
+    if not arguments.no_equal and ends_s - time.monotonic() > 4:
+        equal()
 
 
 if __name__ == "__main__":

@@ -25,3 +25,12 @@ def inference_mode():
 
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(autouse=True)
+def small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ways give equal bits is tried at every start, with sizes that would take the interpreter minutes."""
+    from loopwright.engine.cuda import product_kernels  # noqa: PLC0415 (after the environment is set)
+
+    monkeypatch.setattr(product_kernels, "TRIED_SIZES", (48,))
+    monkeypatch.setattr(product_kernels, "TRIED_OUTPUTS", 12)

@@ -102,25 +102,6 @@ def test_a_row_of_a_fixed_product_has_its_own_bits(kind: MatrixKind) -> None:
                     assert torch.equal(gates[row], gated[place][0])
 
 
-def test_tilings_that_add_up_in_another_order_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = dataclasses.replace(tilings.WIDE, inputs=256)
-    product = product_kernels.product
-
-    def halved(vectors, matrix, bias, tiling, dtype=torch.bfloat16):
-        if tiling != wide:
-            return product(vectors, matrix, bias, tiling, dtype)
-        half = Matrix("plain", matrix.values[:, ::2].contiguous(), None, matrix.size // 2)
-        other = Matrix("plain", matrix.values[:, 1::2].contiguous(), None, matrix.size // 2)
-        return sum(
-            product(part.contiguous(), some, bias, tiling, dtype)
-            for part, some in ((vectors[:, ::2], half), (vectors[:, 1::2], other))
-        )
-
-    monkeypatch.setattr(product_kernels, "WIDE", wide)
-    monkeypatch.setattr(product_kernels, "product", halved)
-    assert not product_kernels.agree("plain", CPU)
-
-
 CONFIG = dataclasses.replace(BYTE_CONFIG, num_layers=1, num_heads=6, num_kv_heads=2)
 
 

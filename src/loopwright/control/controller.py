@@ -180,6 +180,7 @@ class Controller:
             self._wake.clear()
             if not submitted and (hold_s := self._hold_s()):
                 self._is_holding = True
+                self.bell.tell_all()  # they are whom it waits for
                 await self._wait_for_change(hold_s)
                 self._is_holding = False
                 continue
@@ -216,7 +217,7 @@ class Controller:
         """The engine had this step alone for so long, and before it nothing for so long."""
         self._counts.busy_s += busy_s
         self._arrivals.step_over(busy_s)
-        self._returns.step_over(busy_s)
+        self._returns.step_over(busy_s, self._clock.now_s())
         num_tokens, num_long = batch.num_tokens, batch.num_long_tokens
         self._step_times.note(num_tokens, busy_s, batch.num_drafts, waited_s)
         self._pace.note(num_tokens - num_long, num_long, busy_s)
@@ -445,10 +446,9 @@ class Controller:
             return launching_s
         if self._scheduler.has_segments:
             return 0.0
-        num_waiting = self._scheduler.num_waiting_short
-        if ended is not None and self._returns.will_hold(ended.rows, self._sessions, num_waiting):
+        if ended is not None and self._returns.will_hold(ended.rows, self._sessions):
             return math.inf
-        return self._returns.hold_s(now_s, num_waiting)
+        return self._returns.hold_s(now_s)
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:

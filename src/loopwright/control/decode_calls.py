@@ -9,6 +9,7 @@ from collections.abc import Callable
 from loopwright.control.decoding import NO_DECODE_STEP, DecodeGroup, DecodeStep
 from loopwright.control.ordering import OpenCall
 from loopwright.control.segments import SegmentFeed
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODE_RESULT, DecodeResult
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.results import Completion, Segment
@@ -17,7 +18,7 @@ from loopwright.core.results import Completion, Segment
 class DecodeCalls:
     """The calls with rows in the group. `finish` and `fail` end one, and ask `tell_last` before its completion;
     `trim` takes pages from one that is over, which it got for what was ahead. `tell_due` has sessions told of what
-    they have."""
+    they have. A watched one that is over, or that its program holds, rests."""
 
     def __init__(
         self,
@@ -25,8 +26,10 @@ class DecodeCalls:
         fail: Callable[[OpenCall, ErrorInfo], None],
         trim: Callable[[OpenCall], None],
         tell_due: Callable[[], None],
+        rest: Callable[[OpenCall, ErrorInfo | None], None],
     ) -> None:
-        self._finish, self._fail, self._trim = finish, fail, trim
+        """`rest` is told with what a watched one failed, if it did."""
+        self._finish, self._fail, self._trim, self._rest = finish, fail, trim, rest
         self._tell_due = tell_due
         self._step, self._result = NO_DECODE_STEP, NO_DECODE_RESULT  # the last, until it is told
         self._told: set[OpenCall] = set()  # its calls that want to hear no more of it
@@ -35,13 +38,21 @@ class DecodeCalls:
         """What came of the group's rows."""
         over = group.take(step, result)
         self._step, self._result, self._told = step, result, set(step.wasted)
-        for call, error in over:
-            if error is not None:
+        for call, error, has_token in over:
+            if not has_token:
                 self._told.add(call)
+            if isinstance(call.work, WatchedFeed):
+                group.withdraw(call)
+                if error is None and not call.work.is_interrupted:
+                    call.work.end_here()
+                self._rest(call, error)
+            elif error is not None:
                 self._fail(call, error)
             elif isinstance(call.work, SegmentFeed):
                 self._trim(call)
                 self._finish(call, call.work.segment(len(call.pages)))
+        for call in group.take_rested():
+            self._rest(call, None)
 
     def tell(self) -> None:
         """Tells the tokens of the last step to those who want to see them: readers of many sessions at once, others by
@@ -58,6 +69,10 @@ class DecodeCalls:
         for call in step.shown:
             if call not in told:
                 _put_last(call)
+
+    def forget(self, call: OpenCall) -> None:
+        """What the last step sampled for the call is void."""
+        self._told.add(call)
 
     def tell_last(self, call: OpenCall) -> None:
         """As `tell`, for a call that ends now."""

@@ -8,15 +8,18 @@ Used by the scheduler, which says who joins, and by the controller, which brings
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from loopwright.control.ordering import OpenCall
 from loopwright.control.reading import Reading, readings
-from loopwright.control.segments import SegmentFeed
+from loopwright.control.segments import Carried, Kept, SegmentFeed
+from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODES, DecodeResult, DecodeRows
 from loopwright.core.calls import Generate, Sampling
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId, RunId
+from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.core.told_tokens import TokenReader
 
 
@@ -38,6 +41,7 @@ class _Row(NamedTuple):
     reader: tuple[TokenReader, int] | None  # who has what it shows with what others do, and its name there
     start: int  # steps that the group had when it came
     end: int  # and when it is over by its length
+    sampler: SamplerRun | None
 
 
 class _Columns(NamedTuple):
@@ -58,6 +62,7 @@ class _Columns(NamedTuple):
     readers: Sequence[tuple[TokenReader, int] | None] = ()
     starts: Sequence[int] = ()
     ends: Sequence[int] = ()
+    samplers: Sequence[SamplerRun | None] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -72,13 +77,20 @@ class _Members:
     unknown: Sequence[int] = ()  # in place of tokens that have sources
     sampled: Sequence[int] = ()  # the last token of each, as far as they are here
     places: dict[OpenCall, int] = field(default_factory=dict)  # once somebody has asked
+    tops: Sequence[list[Kept]] = ()  # of those who want to know the likeliest tokens too
+    samplers: Sequence[SamplerRun | None] = ()  # if any has one
+    sampling: Sequence[int] = ()  # the places of those who have one
+    carried: Sequence[deque[Carried]] = ()  # of the same
+    states: Sequence[SamplerState | None] = ()  # the last of each, as far as they are here
+    unsure: Sequence[int] = ()  # the places of those who end before a token that the model is too unsure of
+    limits: Sequence[float] = ()  # of the same
 
     @classmethod
     def of(cls, rows: Iterable[_Row], before: "_Members") -> "_Members":
         columns = _Columns(*zip(*rows, strict=True))
         pairs = list(zip(columns.calls, columns.feeds, strict=True))
         alone = zip(pairs, columns.readers, strict=True)
-        return cls(
+        members = cls(
             columns,
             frozenset().union(*set(columns.stop_tokens)),
             [call for call, feed in pairs if feed.has_stops],
@@ -86,12 +98,48 @@ class _Members:
             readings(columns.calls, columns.readers, before.readings) if any(columns.readers) else (),
             [0] * len(pairs),
             [tokens[-1] if tokens else 0 for tokens in columns.tokens],
+            tops=[tops for feed in columns.feeds if (tops := feed.listing) is not None],
         )
+        members._add_samplers()
+        limits = {place: limit for place, feed in enumerate(columns.feeds) if (limit := feed.stop_entropy) is not None}
+        members.unsure, members.limits = list(limits), list(limits.values())
+        return members
+
+    def _add_samplers(self) -> None:
+        columns = self.columns
+        self.sampling = [place for place, one in enumerate(columns.samplers) if one is not None]
+        if self.sampling:
+            self.samplers = columns.samplers
+            self.carried = [columns.feeds[place].carried for place in self.sampling]
+            states: list[SamplerState | None] = [None] * len(columns.samplers)
+            for place, carried in zip(self.sampling, self.carried, strict=True):
+                found, at = carried[-1]
+                states[place] = found[at]
+            self.states = states
+
+    def keep(self, result: DecodeResult) -> None:
+        """Puts what a step sampled where it belongs."""
+        columns = self.columns
+        self.sampled, self.states = result.token_ids, result.states
+        deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
+        deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
+        if self.tops:
+            deque(map(list.append, self.tops, zip(repeat(result.tops), range(len(self.tops)))), maxlen=0)
+        if self.carried:
+            deque(map(deque.append, self.carried, zip(repeat(result.states), self.sampling)), maxlen=0)
 
     def has(self, call: OpenCall) -> bool:
         if not self.places:
             self.places = dict(zip(self.columns.calls, range(len(self.columns.calls)), strict=True))
         return call in self.places
+
+
+class Over(NamedTuple):
+    """A call that the step which is being taken ends: with what it failed, and whether its last token counts."""
+
+    call: OpenCall
+    error: ErrorInfo | None = None
+    has_token: bool = True
 
 
 class DecodeStep:
@@ -152,6 +200,10 @@ class DecodeGroup:
         self._members = _Members()  # of the step that was formed last
         self._full: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may need a page, by the steps before
         self._ending: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may be over, by the steps until then
+        self._watched: defaultdict[int, list[OpenCall]] = defaultdict(
+            list
+        )  # whose program may hold it, by the steps before
+        self._resting: dict[OpenCall, int] = {}  # who is held, and the steps until its last row has run
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -179,13 +231,15 @@ class DecodeGroup:
             call, feed, call.run_id, feed.block_ids, feed.kv_len_at(num_tokens) - formed,
             feed.position + num_unknown - formed, generate.sampling, feed.tokens if has_penalties else (),
             num_tokens - 1 - formed, feed.tokens, feed.logprobs, feed.stop_tokens,
-            call.inbox.reader if feed.is_shown else None,
-            formed, formed + max(1, feed.max_more(num_unknown)),
+            call.inbox.reader if feed.shows_tokens_alone else None,
+            formed, formed + max(1, feed.max_more(num_unknown)), feed.sampler,
         )  # fmt: skip
         call.decoding = self
         self._is_changed = True
         self._ending[self._rows[call].end].append(call)
         self.has_grown(call)
+        if isinstance(feed, WatchedFeed):
+            self._watched[formed + feed.room(num_tokens)].append(call)
 
     def leave(self, call: OpenCall) -> None:
         """The call is none of the group's any more; if a step runs that has a row of it, that row is wasted."""
@@ -193,12 +247,55 @@ class DecodeGroup:
             self._is_changed = True
             if self._running:
                 self._running[-1].wasted.append(call)
+        self._resting.pop(call, None)
         call.decoding = None
+
+    def withdraw(self, call: OpenCall) -> None:
+        """As `leave`, for a call that goes on elsewhere, or may: rows of it in steps that run do not count."""
+        if call in self._rows or call in self._resting:
+            for step in self._running:
+                if step.has(call) and call not in step.wasted:
+                    step.wasted.append(call)
+        if self._rows.pop(call, None) is not None:
+            self._is_changed = True
+        self._resting.pop(call, None)
+        call.decoding = None
+        if isinstance(call.work, WatchedFeed):
+            call.work.leave_group()
 
     def end(self, call: OpenCall) -> None:
         """The call has a row in the steps that run, and in none after them."""
         if self._rows.pop(call, None) is not None:
             self._is_changed = True
+
+    def rest_held(self) -> list[OpenCall]:
+        """Has those leave whose programs let them have no more tokens than what runs samples. Returns those with no row
+        in what runs; the others, when it is over, `take_rested` has."""
+        gone = []
+        for call in self._watched.pop(self._num_formed, ()):
+            row = self._rows.get(call)
+            if row is None:
+                continue
+            assert isinstance(row.feed, WatchedFeed)
+            room = row.feed.room(row.num_generated + 1 + self._num_formed)
+            if room > 0:
+                self._watched[self._num_formed + room].append(call)
+                continue
+            self.end(call)
+            if self._running and row.start < self._num_formed:
+                self._resting[call] = self._num_formed
+            else:
+                call.decoding = None
+                gone.append(call)
+        return gone
+
+    def take_rested(self) -> list[OpenCall]:
+        """Those of `rest_held` whose last row has run. They are none of the group's any more."""
+        rested = [call for call, num_steps in self._resting.items() if num_steps <= self._num_taken]
+        for call in rested:
+            del self._resting[call]
+            call.decoding = None
+        return [call for call in rested if not call.is_over]
 
     def dissolve(self) -> list[OpenCall]:
         """Has all leave; who they were."""
@@ -236,24 +333,28 @@ class DecodeGroup:
         self._running.append(step)
         return step
 
-    def take(self, step: DecodeStep, result: DecodeResult) -> list[tuple[OpenCall, ErrorInfo | None]]:
-        """Keeps what the step sampled. Returns the calls that are over, with what they failed with."""
+    def take(self, step: DecodeStep, result: DecodeResult) -> list[Over]:
+        """Keeps what the step sampled. Returns the calls that are over."""
         ended = self._running.popleft()
         assert ended is step, "steps end in their order"
         self._num_taken += 1
-        columns, step.members.sampled = step.members.columns, result.token_ids
-        deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
-        deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
-        over: dict[OpenCall, ErrorInfo | None] = {}
+        columns = step.members.columns
+        step.members.keep(result)
+        over: dict[OpenCall, Over] = {}
         for place, error in result.errors.items():
-            if (call := columns.calls[place]).decoding is self:
-                _take_back(call)
-                over[call] = error
+            call, feed = columns.calls[place], columns.feeds[place]
+            if self._counts(call, step):
+                feed.take_back()
+                over[call] = Over(call, error, has_token=False)
+        for call, feed in _unsure(step, result):
+            if call not in over and self._counts(call, step):
+                feed.end_unsure()
+                over[call] = Over(call, has_token=False)
         ending = [*_stopped(step, result), *step.members.matching, *self._ending.pop(self._num_taken, ())]
         for call in dict.fromkeys(ending):
-            if call not in over and self._had_row(call, columns.calls) and _has_ended(call):
-                over[call] = None
-        return list(over.items())
+            if call not in over and self._had_row(call, step) and _has_ended(call):
+                over[call] = Over(call)
+        return list(over.values())
 
     def _form_rows(self, running: Sequence[OpenCall] | None) -> DecodeRows:
         members, columns = self._members, self._members.columns
@@ -262,14 +363,19 @@ class DecodeGroup:
             tokens = members.unknown if isinstance(sources, range) else _known(members.sampled, sources)
         return DecodeRows(
             columns.block_ids, columns.kv_lens, columns.positions, columns.samplings, columns.generated, tokens,
-            self._num_formed, columns.num_generated, sources,
+            self._num_formed, columns.num_generated, sources, members.samplers,
+            () if isinstance(sources, range) else members.states, members.unsure,
         )  # fmt: skip
 
-    def _had_row(self, call: OpenCall, calls: Sequence[OpenCall]) -> bool:
-        """Whether the call, of those that may be over, had a row in the step that is being taken, which was of `calls`.
-        One that has left by now may have been in a later step alone."""
+    def _counts(self, call: OpenCall, step: DecodeStep) -> bool:
+        """Whether what the step, which is being taken, did for the call is wanted: it has not left."""
+        return call.decoding is self and call not in step.wasted
+
+    def _had_row(self, call: OpenCall, step: DecodeStep) -> bool:
+        """Whether the call, of those that may be over, had a row that counts in the step, which is being taken. One
+        that has left by now may have been in a later step alone."""
         row = self._rows.get(call)
-        return call.decoding is self and (call in calls if row is None else row.start < self._num_taken)
+        return self._counts(call, step) and (step.has(call) if row is None else row.start < self._num_taken)
 
     def _sources(self, running: Sequence[OpenCall] | None) -> Sequence[int]:
         if running is None:
@@ -277,6 +383,8 @@ class DecodeGroup:
         if self._running and self._running[-1].members is self._members:
             return range(len(self._rows))
         places = {call: place for place, call in enumerate(running)}
+        for call in self._running[-1].wasted if self._running else ():  # what it has there does not count
+            places.pop(call, None)
         return [places.get(call, -1) for call in self._rows]
 
     def _room(self, call: OpenCall) -> int:
@@ -300,9 +408,14 @@ def _stopped(step: DecodeStep, result: DecodeResult) -> Iterable[OpenCall]:
     ]
 
 
-def _take_back(call: OpenCall) -> None:
-    assert isinstance(call.work, SegmentFeed)
-    call.work.take_back()
+def _unsure(step: DecodeStep, result: DecodeResult) -> Iterable[tuple[OpenCall, SegmentFeed]]:
+    members = step.members
+    columns = members.columns
+    return [
+        (columns.calls[place], columns.feeds[place])
+        for place, limit, entropy in zip(members.unsure, members.limits, result.entropies, strict=True)
+        if entropy > limit
+    ]
 
 
 def _has_ended(call: OpenCall) -> bool:

@@ -82,16 +82,14 @@ class GroupingScheduler:
         """As `is_decoding`."""
         return True
 
-    @property
-    def num_waiting_short(self) -> int:
-        """As `Scheduler`; nobody waits here for others."""
-        return 0
-
     def reorder(self) -> None:
         """Nothing: each step of a group puts its calls in order anew."""
 
     def restored(self, call: OpenCall) -> None:
         """Nothing: the call ran, so it is ready anew."""
+
+    def rest(self, call: OpenCall, token_s: float) -> None:
+        """Nothing: likewise."""
 
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""

@@ -56,8 +56,8 @@ class OpenCalls:
         self._step_times = step_times
         self._moment, self._returns, self._successors = moment, returns, successors
         self._num_rows = 0  # of the step that was over last
-        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due)
-        self.watched = WatchedCalls(resources, self._finish, self._fail)
+        self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due, self._rest)
+        self.watched = WatchedCalls(resources, self._finish, self._fail, self._withdraw, self.decoded.tell_last)
 
     # A step is over
 
@@ -67,6 +67,7 @@ class OpenCalls:
         self.decoded.take(step.decoding, step.decoded, result.decodes)
         for call in step.copying:
             call.num_in_steps -= 1
+            self.watched.go_back(call)
         for call, row in step.outcomes(result):
             call.num_in_steps -= 1
             if not call.is_over:  # with its run, or because a call of this very step failed
@@ -78,7 +79,9 @@ class OpenCalls:
             self._resources.mark_empty(call, private.page)  # its new block may be empty
         failed = RowResult(error=info)
         results = [[failed] * len(calls) for calls in (step.rows, step.heads, step.shifts)]
-        self.decoded.take(step.decoding, step.decoded, DecodeResult.of_rows([failed] * len(step.decoded)))
+        self.decoded.take(
+            step.decoding, step.decoded, DecodeResult.of_rows(step.decoded.rows, [failed] * len(step.decoded))
+        )
         for call in step.copying:  # what their pages held is lost
             call.num_in_steps -= 1
             self._fail(call, info)
@@ -157,6 +160,7 @@ class OpenCalls:
             self._sessions[call.run_id].idle_since_s = self._moment.now_s  # if it waits for its program now
         elif row.error is not None:
             self._resources.give_up_restoring(call)
+            self.watched.go_back(call)
             self.refuse(call, row.error)
         elif call.restoring is not None:
             is_restored = call.restoring.advance(row)
@@ -164,12 +168,28 @@ class OpenCalls:
                 self._end_interrupted(call, call.work)
             elif is_restored:
                 self._take_restored(call)
+            self.watched.go_back(call)
         elif isinstance(call.work, Feed):
             self._take_row(call, call.work, row)
         elif isinstance(call.work, HeadRow):
             self._finish(call, forwarded(row, call.work.sampling))
         else:
             self._finish(call, Done())
+
+    def _withdraw(self, call: OpenCall) -> None:
+        """A watched segment goes on, or not, from other tokens than the decode group has: it is one of that no more."""
+        self.decoded.forget(call)
+        if call.decoding is not None:
+            call.decoding.withdraw(call)
+            self._scheduler.rest(call, self._moment.step_over_s)
+
+    def _rest(self, call: OpenCall, error: ErrorInfo | None) -> None:
+        """A watched segment is none of the decode group's any more: it waits for its program, or is over."""
+        feed = call.work
+        assert isinstance(feed, WatchedFeed)
+        self._scheduler.rest(call, self._moment.now_s)
+        self._sessions[call.run_id].idle_since_s = self._moment.now_s
+        self.watched.take_end(call, feed, error)
 
     def _take_restored(self, call: OpenCall) -> None:
         """The call has dropped pages back; perhaps not all of them."""

@@ -74,6 +74,12 @@ class Scheduler:
         else:
             self._light.append(call)
 
+    def rest(self, call: OpenCall, token_s: float) -> None:
+        """As `put`, for one that was among the decode rows until its last token, which came then."""
+        assert isinstance(call.work, SegmentFeed)
+        call.token_s, call.num_seen = token_s, len(call.work.tokens)
+        self.put(call)
+
     def restored(self, call: OpenCall) -> None:
         """Takes note that the call has its dropped pages back."""
         self._long.remove(call)
@@ -104,11 +110,6 @@ class Scheduler:
         """Likewise, if that answer is a segment's: who decides about each token himself is not counted."""
         return bool(self._decoding) or any(isinstance(call.work, SegmentFeed) for call in self._short)
 
-    @property
-    def num_waiting_short(self) -> int:
-        """Calls with one input left that are in no step, beside those that decode."""
-        return sum(not (call.is_over or call.is_resting) for call in self._short)
-
     def reorder(self) -> None:
         """For whoever changed the rank of calls that may be here."""
         self._long.sort(key=lambda call: call.rank)
@@ -121,10 +122,11 @@ class Scheduler:
         """What runs behind the step that runs: all that goes on with what that one samples, and what waits. None if
         something of it could go on only when its result is here: then that would miss a step."""
         self._decoding.end_known()
+        self._rest_held()
         going = running.going_on()
         if going is None or self.suspended or running.private:
             return None
-        num_short = self.num_waiting_short
+        num_short = sum(not (call.is_over or call.is_resting) for call in self._short)
         if not (self._decoding or going or num_short or self._light or self._long):
             return None
         if len(self._decoding) + len(going) + num_short > self._config.max_batch_rows:
@@ -199,6 +201,7 @@ class Scheduler:
 
     def _take_short(self, step: Step) -> None:
         max_rows = self._config.max_batch_rows
+        self._rest_held()
         waiting = [call for call in self._short if not call.is_over]
         # And soon the first, when their programs let them go on; also what runs, and is over then.
         unserved = [call for call in waiting if call.is_resting]
@@ -242,6 +245,12 @@ class Scheduler:
             call.served_at = self._num_formed - 1
             self._note_last_token(call)
         return calls
+
+    def _rest_held(self) -> None:
+        """Has decode rows wait whose programs do not let them go on."""
+        for call in self._decoding.rest_held():
+            self._note_last_token(call)
+            self._put_short(call)
 
     def _grow_decoding(self, step: Step) -> list[OpenCall]:
         """Gives decode rows the pages that they need. Those that do not get theirs leave, and are returned."""

@@ -3,19 +3,20 @@
 Made when a Generate is issued; from then on used as every feed is, by the scheduler and the controller.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loopwright.control.feeds import Feed
-from loopwright.core.batch import ForwardRow, RowResult, Sampled
-from loopwright.core.calls import MAX_DRAFTS, DistributionRequest, Generate
+from loopwright.core.batch import ENTROPY, ForwardRow, RowResult, Sampled
+from loopwright.core.calls import MAX_DRAFTS, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
 from loopwright.core.ids import PageName
 from loopwright.core.late_bits import LateBits
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
-from loopwright.core.samplers import SamplerRun, StateValue, TracedSampler
+from loopwright.core.samplers import SamplerRun, SamplerState, StateValue, TracedSampler
 from loopwright.text.call_stops import StopFinder, stop_finder
 
 if TYPE_CHECKING:
@@ -25,7 +26,14 @@ Outlook: TypeAlias = Literal["over", "steady", "row", "paused", "unknown"]
 """Of a segment while a row of it runs: it is over by its length; its next row is one of a decode group, or one of its
 own; it waits for its program; or that depends on what the row samples."""
 
-_ENTROPY = DistributionRequest(k=1, entropy=True)
+Kept: TypeAlias = tuple[Sequence[TopLogprobs], int]
+"""What came of a token beside it, in what its step had of all rows, and the place there: it is made when it is read."""
+
+Carried: TypeAlias = tuple[Sequence[SamplerState | None], int]
+"""Likewise, what a sampler has for the next token; None: that is the first."""
+
+_BEGINNING: Carried = ((None,), 0)
+_NO_STATES = deque[Carried](maxlen=0)
 
 
 class SegmentFeed(Feed):
@@ -40,11 +48,9 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_chain", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_is_usual", "_late", "_match",
-        "_matcher",
-        "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "freed", "has_stops",
-        "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens",
-        "top_logprobs",
+        "_call", "_chain", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_late", "_match", "_matcher",
+        "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "carried", "freed",
+        "has_stops", "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "tops",
     )  # fmt: skip
 
     def __init__(self, call: Generate, token_bytes: Sequence[bytes], max_context: int) -> None:
@@ -53,11 +59,12 @@ class SegmentFeed(Feed):
             tokens=call.tokens,
             positions=call.positions,
             sampling=call.sampling,
-            distributions=() if call.stop_entropy is None else (_ENTROPY,),
+            distributions=() if call.stop_entropy is None else (ENTROPY,),
         )
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
-        self.top_logprobs: list[TopLogprobs] = []  # only if asked for
+        self.tops: list[Kept] = []  # of each token, only if asked for
+        self.carried: deque[Carried] = _NO_STATES  # behind the last token, with a sampler
         self.num_allowed: tuple[int, ...] = ()  # for each of `sampled`; only if asked for, and if not all were allowed
         if call.sampling.has_penalties:
             self._generated = self.tokens  # rows refer to this very list
@@ -78,11 +85,9 @@ class SegmentFeed(Feed):
         self._has_row_ahead = False  # behind the one whose result comes next
         self._late: LateBits | None = None  # of the row ahead, until they are given
         self._chain: list[int] | None = None  # forced tokens that are to come one by one; empty: now one is chosen
-        # A steady row carries no more than a plain segment needs.
-        is_special = call.sampler is not None or call.watch is not None or call.stop_entropy is not None
-        self._is_usual = not is_special and not call.sampling.top_logprobs
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
+            self.carried = deque((_BEGINNING,), maxlen=None if call.watch else 1)
 
     def _new_matcher(self) -> StopFinder | None:
         return stop_finder(self._call.stop, self._call.calls) if self._call.stop else None
@@ -110,7 +115,7 @@ class SegmentFeed(Feed):
         if self._call.explain:
             self.num_allowed = self._count_allowed()
         if self._sampler is not None:
-            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, result.sampler_state)
+            self.carried.append(((result.sampler_state,), 0))
         for place, one in enumerate(self.sampled, start=1 - is_unsure - len(self.sampled)):
             assert reason is None, "a forced token ends nothing"
             self._keep(one)
@@ -156,7 +161,7 @@ class SegmentFeed(Feed):
             return "unknown"  # what drafts were is not among the tokens yet
         if self.max_more(1) <= 0:
             return "over"
-        return "steady" if self._is_usual and self._state is None else "row"
+        return "steady" if self._state is None else "row"
 
     @property
     def kv_len_next(self) -> int:
@@ -168,8 +173,6 @@ class SegmentFeed(Feed):
         self._has_row_ahead = True
         sampler, position = self._sampler, self._sample_position
         self._late = None if self._state is None else LateBits()
-        if sampler is not None:
-            sampler = SamplerRun(sampler.graph, sampler.initial)
         return ForwardRow(
             block_ids=self.block_ids,
             kv_len=self.kv_len_next,
@@ -179,7 +182,7 @@ class SegmentFeed(Feed):
             sampling=self._call.sampling,  # not what a veto has left of it for the row that runs
             sample_position=position + 1,
             generated=tuple(self._generated),  # the list may have one more when the row runs
-            sampler=sampler,
+            sampler=None if sampler is None else SamplerRun(sampler.graph, sampler.initial),
             source=source,
             late_bits=self._late,
         )
@@ -192,9 +195,35 @@ class SegmentFeed(Feed):
         self._reason = reason
         return True
 
+    @property
+    def shows_tokens_alone(self) -> bool:
+        """Whether its program wants to see each token, and nothing beside that which others have too."""
+        return self.is_shown and self._call.watch is None and not self._call.sampling.top_logprobs
+
+    @property
+    def listing(self) -> list[Kept] | None:
+        """Where a decode group puts what came of each token beside it, if that is asked for."""
+        return self.tops if self._call.sampling.top_logprobs else None
+
+    @property
+    def sampler(self) -> SamplerRun | None:
+        """What chooses its tokens; what that carries is in `carried`."""
+        return None if self._sampler is None else SamplerRun(self._sampler.graph, self._sampler.initial)
+
+    @property
+    def stop_entropy(self) -> float | None:
+        """It ends before a token in whose place the model's distribution has more."""
+        return self._call.stop_entropy
+
     def take_back(self) -> None:
-        """The last token does not count: its row failed."""
-        del self.tokens[-1], self.logprobs[-1]
+        """The last token of a steady one does not count: its row failed."""
+        del self.tokens[-1], self.logprobs[-1], self.tops[len(self.tokens) :]
+
+    def end_unsure(self) -> None:
+        """A steady one is over: it does not take its last token, in whose place the model was too unsure."""
+        self._kv_len = self.kv_len
+        self.take_back()
+        self.is_steady, self._num_run, self._reason = False, self.num_inputs, "entropy"
 
     @property
     def first_position_left(self) -> int:
@@ -224,14 +253,19 @@ class SegmentFeed(Feed):
         return Progress(
             tuple(self.tokens[first:]),
             tuple(self.logprobs[first:]),
-            tuple(self.top_logprobs[first:]),
+            self.top_logprobs(first),
             logprob_kind=sampling.logprobs,
             num_allowed=self.num_allowed,
         )
 
     def last_token(self) -> Progress:
         """The same, of a steady one: it has one in each step, and nothing else to tell."""
-        return Progress((self.tokens[-1],), (self.logprobs[-1],), logprob_kind=self._call.sampling.logprobs)
+        tops = self.top_logprobs(len(self.tokens) - 1)
+        return Progress((self.tokens[-1],), (self.logprobs[-1],), tops, logprob_kind=self._call.sampling.logprobs)
+
+    def top_logprobs(self, first: int = 0) -> tuple[TopLogprobs, ...]:
+        """Of the tokens from the first on; none, if they were not asked for."""
+        return tuple([found[place] for found, place in self.tops[first:]])
 
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
@@ -255,7 +289,7 @@ class SegmentFeed(Feed):
             kv_len=num_gone + min(self.kv_len, self.start_kv_len + self._num_prompt + num_kept),
             num_pages=num_pages + len(self.freed),
             freed=tuple(self.freed),
-            top_logprobs=tuple(self.top_logprobs),
+            top_logprobs=self.top_logprobs(),
             logprob_kind=self._call.sampling.logprobs,
             sampler_state=self._sampler_state(),
             cached_tokens=self.num_cached,
@@ -275,15 +309,17 @@ class SegmentFeed(Feed):
         )
 
     def _sampler_state(self) -> dict[str, StateValue]:
-        if self._sampler is None or self._sampler.state is None:
+        if self._sampler is None:
             return self._call.sampler_state
-        return self._sampler.state.values()
+        states, place = self.carried[-1]
+        state = states[place]
+        return self._call.sampler_state if state is None else state.values()
 
     def _keep(self, one: Sampled) -> None:
         self.tokens.append(one.token_id)
         self.logprobs.append(one.logprob)
         if self._call.sampling.top_logprobs:
-            self.top_logprobs.append(one.top_logprobs)
+            self.tops.append(((one.top_logprobs,), 0))
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Makes the next inputs: these, and what the grammar forces after them."""
@@ -295,7 +331,10 @@ class SegmentFeed(Feed):
         self._sample_position = first + len(forced)
         self._num_run, self.num_inputs = 0, len(self._tokens)
         self._num_drafts, self._are_drafts_forced = len(forced), bool(forced)
-        self.is_steady = self._is_usual and self._state is None and self.view is None
+        self.is_steady = self._state is None and self.view is None
+        if self._sampler is not None:
+            states, place = self.carried[-1]
+            self._sampler = SamplerRun(self._sampler.graph, self._sampler.initial, states[place])
         if self._state is not None:
             self._is_choice = self._call.stop_entropy is None or not self._state.forced()
             self._allowed_bits = self._state.allowed_bits(self.stop_tokens)

@@ -27,9 +27,13 @@ class WatchedCalls:
         resources: ResourceManager,
         finish: Callable[[OpenCall, Segment], None],
         fail: Callable[[OpenCall, ErrorInfo], None],
+        withdraw: Callable[[OpenCall], None],
+        tell_last: Callable[[OpenCall], None],
     ) -> None:
+        """`withdraw` takes a call from the decode group, if it is in it, and `tell_last` tells its program of the last
+        token there, if it has not heard of that yet."""
         self._resources = resources
-        self._finish, self._fail = finish, fail
+        self._finish, self._fail, self._withdraw, self._tell_last = finish, fail, withdraw, tell_last
 
     def answer(self, call: WatchCall, session: InlineSession, model: ModelInfo) -> Done:
         """Acknowledges or vetoes tokens; nothing, if the segment is over. Raises ModelLacksTrait, BadRequest."""
@@ -43,6 +47,8 @@ class WatchedCalls:
         if isinstance(call, Acknowledge):
             feed.acknowledge(call)
         else:
+            feed.check_veto(call)
+            self._withdraw(watched)
             feed.veto(call, is_running=watched.is_running)
             if not watched.is_running:
                 self._resources.shrink(watched)
@@ -52,6 +58,8 @@ class WatchedCalls:
     def take_row(self, call: OpenCall, feed: WatchedFeed, row: RowResult) -> None:
         """What came of the call's row, which may be an error: its program may still go back to before it."""
         is_interrupted = feed.advance(row)
+        if is_interrupted or feed.has_shrunk:
+            self._withdraw(call)  # with the row behind this one
         if feed.has_run_many:
             self._resources.record(call)
         if not is_interrupted:
@@ -65,6 +73,21 @@ class WatchedCalls:
         if is_interrupted:
             self.end_interrupted(call, feed)
 
+    def go_back(self, call: OpenCall) -> None:
+        """What ran for the call was no row of the segment: if a veto waits for the end of that, it is due."""
+        if isinstance(call.work, WatchedFeed) and not (call.is_over or call.is_running) and call.work.go_back():
+            self._resources.shrink(call)
+
+    def take_end(self, call: OpenCall, feed: WatchedFeed, error: ErrorInfo | None) -> None:
+        """The last row of the call in the decode group has run: it is over, or its program holds it."""
+        if error is not None:
+            feed.fail(error)
+        if feed.is_interrupted:
+            self.end_interrupted(call, feed)
+        elif feed.has_ended_itself:
+            self._resources.shrink(call)
+            self._end_if_settled(call, feed)
+
     def refuse(self, call: OpenCall, feed: WatchedFeed, info: ErrorInfo) -> None:
         """The segment cannot run on: it fails when its program has seen what there is, for it may go back."""
         feed.fail(info)
@@ -72,6 +95,7 @@ class WatchedCalls:
 
     def end_interrupted(self, call: OpenCall, feed: WatchedFeed) -> None:
         """Ends the segment with what its program has acknowledged."""
+        self._tell_last(call)
         feed.cut_to_seen()
         self._resources.shrink(call)
         self._resources.slide(call)

@@ -3,9 +3,9 @@
 Never sends anything, and never frees a page: watched_calls does. Made when a Generate with `watch` is issued.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,9 +14,6 @@ from loopwright.core.batch import RowResult
 from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
 from loopwright.core.results import Progress
-
-if TYPE_CHECKING:
-    from loopwright.core.samplers import SamplerRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,6 @@ class WatchedFeed(SegmentFeed):
         "_num_acknowledged",
         "_num_vetoes",
         "_rollback",
-        "_samplers",
         "_window",
     )
 
@@ -56,25 +52,26 @@ class WatchedFeed(SegmentFeed):
         self._is_stale = False  # the row whose result comes next goes on from what does not stand
         self._error: ErrorInfo | None = None  # what it fails with, once all is acknowledged
         self._banned: dict[int, set[int]] = {}  # tokens that were vetoed, by index
-        self._samplers: dict[int, SamplerRun] = {}  # before each token that may be vetoed
-        if self._sampler is not None:
-            self._samplers[0] = self._sampler
+        self.is_shown = True
 
     @property
     def is_paused(self) -> bool:
-        is_full = len(self.tokens) - self._num_acknowledged >= self._window
-        return self._is_ended or self._error is not None or (is_full and self._rollback is None)
+        is_full = self.room(len(self.tokens)) <= 0
+        return self.has_ended_itself or (is_full and self._rollback is None)
+
+    def room(self, num_tokens: int) -> int:
+        """How many more its program lets it have when it has so many."""
+        return self._window - (num_tokens - self._num_acknowledged)
 
     @property
     def is_settled(self) -> bool:
         """Whether it has ended and the program has seen all of it."""
-        has_ended = self._is_ended or self._error is not None
-        return has_ended and self._rollback is None and self._num_acknowledged == len(self.tokens)
+        return self.has_ended_itself and self._rollback is None and self._num_acknowledged == len(self.tokens)
 
     @property
     def has_shrunk(self) -> bool:
         """Whether the row that ran last left it with less than it would have had if its token went on."""
-        return not self.sampled or self._is_ended or self._error is not None
+        return not self.sampled or self.has_ended_itself
 
     @property
     def error(self) -> ErrorInfo | None:
@@ -85,30 +82,36 @@ class WatchedFeed(SegmentFeed):
         if call.num_tokens > (num_tokens := self._num_standing):
             raise BadRequest(f"num_tokens: {call.num_tokens} of {num_tokens} tokens", field="num_tokens")
         self._num_acknowledged = max(self._num_acknowledged, call.num_tokens)
-        for index in [index for index in self._samplers if index < self._num_acknowledged]:
-            del self._samplers[index]
+        while len(self.carried) > self._num_states:
+            self.carried.popleft()  # what stood before a token that nobody vetoes any more
 
-    def veto(self, call: Veto, *, is_running: bool) -> None:
-        """Goes back to before a token; when the row that runs is over, if there is one. Raises BadRequest for a token
-        that is not there, or was acknowledged."""
+    @property
+    def has_ended_itself(self) -> bool:
+        """Whether it runs no further than it has, unless its program has it go back."""
+        return self._is_ended or self._error is not None
+
+    def check_veto(self, call: Veto) -> None:
+        """Raises BadRequest for a token that is not there, or was acknowledged."""
         if not self._num_acknowledged <= call.index < self._num_standing:
             raise BadRequest(
                 f"index: token {call.index} cannot be vetoed: {self._num_acknowledged} of {self._num_standing} tokens "
                 f"are acknowledged",
                 field="index",
             )
+
+    def veto(self, call: Veto, *, is_running: bool) -> None:
+        """Goes back to before a token, which was checked; when the row that runs is over, if there is one."""
         self.acknowledge(Acknowledge(handle=call.handle, num_tokens=call.index))
         self._rollback = _Rollback(call.index, call.ban)
         if not is_running:
-            self._go_back()
+            self.go_back()
 
     def advance(self, result: RowResult) -> bool:
         """As every segment; but it is over only when it was interrupted, and then keeps what was acknowledged."""
         if self._is_stale or self._rollback is not None:
             self.sampled = ()
             self._drop_row_ahead()
-            if self._rollback is not None:
-                self._go_back()
+            self.go_back()
         elif result.error is not None:
             self._error, self.sampled = result.error, ()
             self._drop_row_ahead()
@@ -119,17 +122,32 @@ class WatchedFeed(SegmentFeed):
                 self._error = error.info()
             if self._is_ended or self._error is not None:
                 self._drop_row_ahead()
-            if self._sampler is not None:  # then each row gives one token
-                self._samplers[len(self.tokens)] = self._sampler
+            self._merge_states()
         return self.is_interrupted
+
+    def leave_group(self) -> None:
+        """A steady one that may have rows under way which do not count: what these are put into is not its own."""
+        self.tokens, self.logprobs, self.tops = list(self.tokens), list(self.logprobs), list(self.tops)
+        self.carried = deque(self.carried)
+        if self._call.sampling.has_penalties:
+            self._generated = self.tokens
+
+    def end_here(self) -> None:
+        """A steady one has ended by a reason of its own."""
+        self._is_ended = True
+        self._settle()
+
+    def end_unsure(self) -> None:
+        super().end_unsure()
+        self._merge_states()
 
     @property
     def outlook(self) -> Outlook:
-        if self._is_stale or self._rollback is not None or self._is_ended or self._error is not None:
+        if self._is_stale or self._rollback is not None or self.has_ended_itself:
             return "unknown"
         outlook = super().outlook
-        is_full = len(self.tokens) + 1 - self._num_acknowledged >= self._window
-        return "paused" if outlook == "row" and is_full else outlook
+        is_full = self.room(len(self.tokens) + 1) <= 0
+        return "paused" if outlook in ("steady", "row") and is_full else outlook
 
     @property
     def first_position_left(self) -> int:
@@ -144,21 +162,29 @@ class WatchedFeed(SegmentFeed):
     def fail(self, info: ErrorInfo) -> None:
         """It cannot run on."""
         self._error, self.sampled = info, ()
+        while len(self.carried) > self._num_states:
+            self.carried.pop()
+        self._settle()
 
     def cut_to_seen(self) -> None:
         """Drops what the program has not acknowledged; for the end of an interrupted segment."""
         self._rollback = None
         if self.tokens or self._num_vetoes:  # else not even the prompt may be through
             self._keep_first(self._num_acknowledged)
+            self._restore_stops()
 
     def progress(self) -> Progress | None:
-        if not self.sampled:
-            return None
-        first = len(self.tokens) - len(self.sampled)
+        return self._progress(len(self.sampled)) if self.sampled else None
+
+    def last_token(self) -> Progress:
+        return self._progress(1)
+
+    def _progress(self, num_tokens: int) -> Progress:
+        first = len(self.tokens) - num_tokens
         return Progress(
             tuple(self.tokens[first:]),
             tuple(self.logprobs[first:]),
-            tuple(self.top_logprobs[first:]),
+            self.top_logprobs(first),
             logprob_kind=self._call.sampling.logprobs,
             first=first,
             num_vetoes=self._num_vetoes,
@@ -175,8 +201,10 @@ class WatchedFeed(SegmentFeed):
         self._is_stale, self._has_row_ahead = self._has_row_ahead, False
         self.give_up_ahead()
 
-    def _go_back(self) -> None:
-        assert self._rollback is not None
+    def go_back(self) -> bool:
+        """Does what a veto waits to have done, when nothing of the segment runs. Whether there was one."""
+        if self._rollback is None:
+            return False
         index, bans = self._rollback.index, self._rollback.bans
         self._rollback = None
         self._num_vetoes += 1
@@ -191,30 +219,34 @@ class WatchedFeed(SegmentFeed):
             self._continue((last,), (self._call.positions[-1] + index,))
         except LoopwrightError as error:
             self._error = error.info()
+        return True
 
     def _keep_first(self, num_tokens: int) -> None:
         """Leaves only the first tokens, and KV for all of them but the last."""
-        del self.tokens[num_tokens:], self.logprobs[num_tokens:], self.top_logprobs[num_tokens:]
+        for _ in range(len(self.tokens) - num_tokens if self.carried else 0):
+            self.carried.pop()
+        del self.tokens[num_tokens:], self.logprobs[num_tokens:], self.tops[num_tokens:]
         del self._ends[num_tokens:]
         self._kv_len = self.start_kv_len + self._num_prompt + max(num_tokens - 1, 0)
         self._num_run = self.num_inputs
-        if self._sampler is not None:
-            self._sampler = self._samplers[num_tokens]
-            self._samplers = {index: one for index, one in self._samplers.items() if index <= num_tokens}
+        self.is_steady = False
         self._is_ended, self._error, self._match, self._reason = False, None, None, "interrupted"
         self.sampled = ()
 
     def _restore(self) -> None:
         """Brings stop strings and grammar to where the tokens are."""
+        self._restore_stops()
+        if self._grammar is not None:
+            self._state, self._chain = self._grammar.start(), None
+            for token in self.tokens:
+                self._state.accept(token)
+
+    def _restore_stops(self) -> None:
         if self._matcher is not None:
             self._matcher = self._new_matcher()
             assert self._matcher is not None
             for token in self.tokens:
                 self._matcher.push(self._token_bytes[token])
-        if self._grammar is not None:
-            self._state, self._chain = self._grammar.start(), None
-            for token in self.tokens:
-                self._state.accept(token)
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         banned = self._banned.get(len(self.tokens), set())
@@ -223,8 +255,26 @@ class WatchedFeed(SegmentFeed):
         if self._state is None:
             self._allowed_bits = None
         super()._continue(tokens, positions)
+        self.is_steady = self.is_steady and bool(self.tokens) and not banned
         if banned:
             self._ban(banned)
+
+    @property
+    def _num_states(self) -> int:
+        """What its sampler carries before each token that may be vetoed, and behind the last."""
+        return len(self.tokens) - self._num_acknowledged + 1
+
+    def _merge_states(self) -> None:
+        """If no token was taken, what its sampler carries now is what it carries before the same one."""
+        if len(self.carried) > self._num_states:
+            last = self.carried.pop()
+            self.carried[-1] = last
+
+    def _settle(self) -> None:
+        """It runs nothing more, unless a veto has it go back."""
+        if self.is_steady:
+            self._kv_len = self.kv_len
+            self.is_steady, self._num_run = False, self.num_inputs
 
     def _ban(self, banned: set[int]) -> None:
         """Leaves out tokens of the place after the last input."""

@@ -92,6 +92,9 @@ class DecodeRows(msgspec.Struct, frozen=True):
     num_steps: int = 0
     num_generated: Sequence[int] = ()  # the length of `generated` without a source's token; as kv_lens counts
     sources: Sequence[int] = ()  # -1: in `token_ids`; a range from 0 on if each row is that of the step before
+    samplers: Sequence[SamplerRun | None] = ()  # if any row has one: what chooses its tokens; no state is in them
+    states: Sequence[SamplerState | None] = ()  # beside `samplers`: what they carry, of rows without a source
+    unsure: Sequence[int] = ()  # places of rows that want to know the entropy of the model's distribution, too
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -107,12 +110,27 @@ class DecodeRows(msgspec.Struct, frozen=True):
             )
             for block_ids, kv_len, position, token_id, sampling, generated in zip(*columns, strict=True)
         ]  # fmt: skip
+        for place in self.unsure:
+            rows[place] = msgspec.structs.replace(rows[place], distributions=(ENTROPY,))
+        for place, sampler in enumerate(self.samplers):
+            if sampler is not None:
+                state = self.states[place] if place < len(self.states) else None
+                mine = SamplerRun(sampler.graph, sampler.initial, state)
+                rows[place] = msgspec.structs.replace(rows[place], sampler=mine)
         for place, source in enumerate(self.sources):
             if source >= 0:  # control may add the source's token while this step waits
                 known = self.generated[place][: self.num_generated[place] + num]  # a copy, also of nothing yet
                 rows[place] = msgspec.structs.replace(rows[place], source=source, generated=known)
         return rows
 
+    @property
+    def listing(self) -> list[int]:
+        """Places of rows that want to know the most probable tokens, too."""
+        return [place for place, one in enumerate(self.samplings) if one.top_logprobs]
+
+
+ENTROPY = DistributionRequest(k=1, entropy=True)
+"""What an `unsure` row asks for, as a row of its own."""
 
 NO_DECODES = DecodeRows((), (), (), (), (), ())
 
@@ -198,18 +216,33 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 class DecodeResult(msgspec.Struct, frozen=True):
-    """What came of DecodeRows, as columns."""
+    """What came of DecodeRows, as columns. Sequences may make their entries when they are asked for."""
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     errors: Mapping[int, ErrorInfo] = {}  # by row: it failed, and its token means nothing
+    tops: Sequence[TopLogprobs] = ()  # of the `listing` rows
+    entropies: Sequence[float] = ()  # of the `unsure` rows
+    states: Sequence[SamplerState | None] = ()  # of each row, if any has a sampler: what it leaves to the next token
 
     @classmethod
-    def of_rows(cls, results: Sequence[RowResult]) -> "DecodeResult":
+    def of_rows(cls, rows: DecodeRows, results: Sequence[RowResult]) -> "DecodeResult":
         """The same, of results row by row."""
         chosen = [_FAILED if one.error is not None else one.sampled[0] for one in results]
-        errors = {place: one.error for place, one in enumerate(results) if one.error is not None}
-        return cls([one.token_id for one in chosen], [one.logprob for one in chosen], errors)
+        return cls(
+            [one.token_id for one in chosen],
+            [one.logprob for one in chosen],
+            {place: one.error for place, one in enumerate(results) if one.error is not None},
+            [chosen[place].top_logprobs for place in rows.listing],
+            [_entropy_of(results[place]) for place in rows.unsure],
+            [one.sampler_state for one in results] if rows.samplers else (),
+        )
+
+
+def _entropy_of(result: RowResult) -> float:
+    found = result.distributions[0].entropy if result.error is None else 0.0
+    assert found is not None, "it was asked for"
+    return found
 
 
 NO_DECODE_RESULT = DecodeResult()
@@ -230,4 +263,5 @@ class StepResult(msgspec.Struct, frozen=True):
     ) -> "StepResult":
         """With `results` of the batch's `all_rows`."""
         num_decodes = len(batch.decodes)
-        return cls(DecodeResult.of_rows(results[:num_decodes]), results[num_decodes:], heads, shifts)
+        decoded = DecodeResult.of_rows(batch.decodes, results[:num_decodes])
+        return cls(decoded, results[num_decodes:], heads, shifts)

@@ -6,16 +6,17 @@ the study of control: who waits for whom, and how large the batches are.
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from loopwright.core.batch import Batch, DecodeResult, DecodeRows, ForwardRow, HeadRow, RowResult, Sampled, StepResult
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
-from loopwright.core.samplers import StateValue
+from loopwright.core.samplers import SamplerRun, SamplerState, StateValue
 from loopwright.core.step_costs import StepCosts
 
 FIRST_TOKEN = 1  # sampled wherever it is allowed, if nobody says which
@@ -96,9 +97,30 @@ def _sampled(token: int) -> RowResult:
 
 
 def _decode_result(rows: DecodeRows, token: int) -> DecodeResult:
-    if not any(one.allowed for one in rows.samplings):
-        return DecodeResult([token] * len(rows), [0.0] * len(rows))
-    return DecodeResult.of_rows([_row_result(row, token) for row in rows.rows()])
+    if any(one.allowed for one in rows.samplings):
+        return DecodeResult.of_rows(rows, [_row_result(row, token) for row in rows.rows()])
+    num_rows = len(rows)
+    return DecodeResult(
+        [token] * num_rows,
+        [0.0] * num_rows,
+        tops=[((token, 0.0),)] * len(rows.listing),
+        entropies=[0.0] * len(rows.unsure),
+        states=_Unchanged(rows.samplers),
+    )
+
+
+class _Unchanged(Sequence[SamplerState | None]):
+    """Of each row, the state in which its sampler began."""
+
+    def __init__(self, samplers: Sequence[SamplerRun | None]) -> None:
+        self._samplers = samplers
+
+    def __len__(self) -> int:
+        return len(self._samplers)
+
+    def __getitem__(self, row: Any) -> Any:  # noqa: ANN401 (nobody slices it)
+        sampler = self._samplers[row]
+        return None if sampler is None else _UnchangedState(sampler.initial)
 
 
 def _row_result(row: ForwardRow, token: int) -> RowResult:

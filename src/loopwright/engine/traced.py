@@ -214,7 +214,16 @@ def _evaluate(running: _Running, place: int, node: SamplerNode, inputs: Sequence
 def _carried(runs: Sequence[SamplerRun], name: str, size: int, device: torch.device) -> Tensor:
     if (whole := _unchanged(runs, name)) is not None:
         return whole
-    return torch.cat([_state_of(run, name, size, device) for run in runs])
+    parts: dict[int, list[int]] = {}  # rows that carry what one step left are taken from there together
+    for place, run in enumerate(runs):
+        key = id(run.state.columns) if isinstance(run.state, TensorState) else -1 - place
+        parts.setdefault(key, []).append(place)
+    found = [_taken([runs[place] for place in places], name, size, device) for places in parts.values()]
+    order = [place for places in parts.values() for place in places]
+    together = torch.cat(found)
+    if order == sorted(order):
+        return together
+    return together[to_device(np.argsort(order), device)]
 
 
 def _unchanged(runs: Sequence[SamplerRun], name: str) -> Tensor | None:
@@ -227,6 +236,15 @@ def _unchanged(runs: Sequence[SamplerRun], name: str) -> Tensor | None:
         if not isinstance(state, TensorState) or state.columns is not first.columns or state.row != place:
             return None
     return first.columns[name]
+
+
+def _taken(runs: Sequence[SamplerRun], name: str, size: int, device: torch.device) -> Tensor:
+    """Of runs whose states are rows of the same columns, or of one."""
+    first = runs[0].state
+    if len(runs) == 1 or not isinstance(first, TensorState):
+        return _state_of(runs[0], name, size, device)
+    rows = [run.state.row for run in runs if isinstance(run.state, TensorState)]
+    return first.columns[name][to_device(np.array(rows, np.int64), device)]
 
 
 @lru_cache(maxsize=32)

@@ -161,6 +161,7 @@ class ControlClient:
         for session_id, completion in completions:
             if (session := self._sessions.get(session_id)) is not None:
                 session.deliver(completion)
+        self.bell.tell_all()  # their programs may choose what all others wait for
 
     def _take_tokens(self, message: messages.Whose | messages.Tokens) -> None:
         if isinstance(message, messages.Whose):

@@ -37,13 +37,13 @@ class ControlServer(LinkServer["_Client"]):
             return
         client = self._client(peer)
         match message:
+            case messages.SubmitCall() | messages.InterruptCall() | messages.CloseSession():  # the most frequent first
+                self._take_in_session(peer, client, message)
             case messages.Hello(name):
                 client.name = name
                 self._send(peer, messages.Welcome(self._control.models()))
             case messages.OpenSession():
                 self._open(peer, client, message)
-            case messages.SubmitCall() | messages.InterruptCall() | messages.CloseSession():
-                self._take_in_session(peer, client, message)
             case messages.AskStats() | messages.AskMetrics():
                 self._tasks.create_task(self._answer(peer, message))
             case messages.Goodbye():
@@ -147,7 +147,7 @@ class ControlServer(LinkServer["_Client"]):
     def _send_together(self, peer: Peer, completed: list[tuple[int, Completion]]) -> None:
         payload = messages.encode(messages.Completed(completed))
         if len(payload) <= MAX_MESSAGE_BYTES:  # sent, a larger one would cut the connection of everybody on that worker
-            self._link.send(peer, payload)
+            self._link.send_at_once(peer, payload)
         elif len(completed) > 1:
             half = len(completed) // 2
             self._send_together(peer, completed[:half])

@@ -87,6 +87,12 @@ class Link:
         outbox.add(message)
         self._pump_soon()
 
+    def send_at_once(self, peer: Peer, message: bytes) -> None:
+        """As `send`, without waiting for what else there may be for the peer in this turn of the loop."""
+        self.send(peer, message)
+        if (outbox := self._outboxes.get(peer)) is not None:
+            self._flush_one(peer, outbox)  # what that may swallow the pump, which is due, finds
+
     def is_full(self, peer: Peer) -> bool:
         outbox = self._outboxes.get(peer)
         return outbox is not None and not outbox.has_room.is_set()
@@ -155,10 +161,13 @@ class Link:
 
     def _flush(self) -> None:
         for peer, outbox in list(self._outboxes.items()):
-            while not self.is_closed and (frame := outbox.next_frame()) is not None:
-                if not self._send_frame(peer, frame):
-                    break
-                outbox.frame_sent()
+            self._flush_one(peer, outbox)
+
+    def _flush_one(self, peer: Peer, outbox: "_Outbox") -> None:
+        while not self.is_closed and (frame := outbox.next_frame()) is not None:
+            if not self._send_frame(peer, frame):
+                return
+            outbox.frame_sent()
 
     def _send_frame(self, peer: Peer, frame: bytes) -> bool:
         """Whether the socket took the frame."""

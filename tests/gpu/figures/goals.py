@@ -113,8 +113,10 @@ GOALS: tuple[Goal, ...] = (
     Goal("Log-probabilities from float32, of their spread, worst batch up to 256", {
          "fast": ("noise/fast", None), "deterministic": ("noise/own", None)}),
     Goal("Batches up to 256 in which a deterministic row has other bits", {"1B": ("noise/unequal", 0.0)}),
-    Goal("Deterministic, times the fast class of 1B", {
+    Goal("TPOT of 1B in the deterministic class, times the fast one's", {
          str(batch): (f"cost/bfloat16/deterministic/{batch}", None) for batch in (1, 32, 256)}),
+    *(Goal(f"TPOT of 1B in `{dtype}`, times bfloat16's", {
+           str(batch): (f"cost/{dtype}/fast/{batch}", None) for batch in (1, 32, 256)}) for dtype in ("int8", "int4")),
     Goal("TPOT of 3B, ms, at control", {str(one): (f"tpot/llama-3b/{one}", None) for one in peers.BATCHES}),
     Goal("TPOT of Qwen3-30B-A3B's sizes, ms, at control", {
          str(one): (f"tpot/qwen3-30b-a3b/{one}", None) for one in peers.BATCHES}),

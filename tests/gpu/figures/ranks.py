@@ -39,4 +39,4 @@ def say_collectives(bench: Bench) -> None:
     bench.say()
 
 
-RANKS = Section("ranks", "Two GPUs share a model", 90, two_ranks, num_gpus=NUM_RANKS)
+RANKS = Section("ranks", "Two GPUs share a model", 55, two_ranks, num_gpus=NUM_RANKS)

@@ -5,27 +5,30 @@ is on its way, and read later. Equal to engine.sampler up to the rounding of sum
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import RowResult, Sampled
-from loopwright.core.calls import Sampling
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.results import Distribution, TopLogprobs
-from loopwright.core.samplers import SamplerState
+from loopwright.core.results import TopLogprobs
+from loopwright.core.samplers import SamplerState, TracedSampler
 from loopwright.engine.cuda.adjusting import adjusted
-from loopwright.engine.cuda.distributions import Asked, ask_distributions, ask_tops
+from loopwright.engine.cuda.asks import Asks, DrawnAsks, Now, Some, TracedAsks
+from loopwright.engine.cuda.distributions import ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
 from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows, normalizers
 from loopwright.engine.cuda.traced_graphs import TracedSamplers
-from loopwright.engine.cuda.traced_rows import run_group
-from loopwright.engine.draws import draw_each, uniforms
+from loopwright.engine.cuda.traced_rows import LeftStates, run_group
+from loopwright.engine.draws import draw_each
 from loopwright.engine.sampler import Question, not_finite
-from loopwright.engine.traced import TensorState, by_graph
 from loopwright.engine.transfer import HostCopies, Landing, to_device
+
+_NO_TOPS: TopLogprobs = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,204 +53,202 @@ class Ways:
     top: Top
     samplers: TracedSamplers
 
+    def asks(self, questions: Sequence[Question]) -> Asks:
+        return Asks.of(questions, self.columns, self.columns.device)
 
-class Answers:
-    """What was launched for some questions. `results` may be asked on any thread."""
 
-    def __init__(
-        self, logits: Tensor, questions: Sequence[Question], ways: Ways, fed: Fed | None = None
-    ) -> None:  # fmt: skip
-        """For float32 logits [num_questions, vocab_size]."""
-        self._questions, self._copies = questions, HostCopies()
-        own = normalizers(logits)
-        has_failed = ~logits.sum(-1).isfinite()  # a sum is finite only if all of its terms are
-        if fed is not None:
-            has_failed = has_failed | fed.has_failed
-        self.has_failed = has_failed
-        """[num_questions], on the device; rows whose samplers failed are not among them."""
-        self._have_failed = self._copies.take(has_failed)
-        choosing = _Choosing(questions, ways, self._copies)
-        self._chosen = choosing.choose(logits, None if fed is None else fed.token_ids)
-        self._sampled = self._told(logits, own, has_failed)
-        self._tops = self._ask_tops(logits, own, ways.top)
-        asked = [Asked(row, one) for row, question in enumerate(questions) for one in question.distributions]
-        self._distributions = ask_distributions(logits, own, asked, ways.top, self._copies)
-        self._copies.sent()
+class Answered(NamedTuple):
+    """What came of rows that were asked, as columns. A token of a row that failed, or that does not sample, is 0."""
 
-    @property
-    def sampled(self) -> Tensor:
-        """Int32 [2, num_questions], on the device: ids, and 1 for a row that failed or has no token."""
-        return self._sampled
-
-    @property
-    def states(self) -> Mapping[int, SamplerState]:
-        """What samplers leave to the next token, by row."""
-        return self._chosen.states
-
-    def results(self) -> list[RowResult]:
-        """One for each question. Waits for the device."""
-        self._copies.wait()
-        found = self._chosen.read()
-        tops = {row: top for rows, read in self._tops for row, top in zip(rows, read(), strict=True)}
-        distributions, have_failed = iter(self._distributions()), self._have_failed().tolist()
-        results = []
-        for row, question in enumerate(self._questions):
-            mine: tuple[Distribution, ...] = tuple([next(distributions) for _ in question.distributions])
-            if have_failed[row]:
-                results.append(not_finite())
-            elif (error := found.errors.get(row)) is not None:
-                results.append(RowResult(error=error))
-            else:
-                sampled = found.sampled(row, question.sampling, tops.get(row, ()))
-                results.append(RowResult(sampled, mine, None, self._chosen.states.get(row)))
-        return results
-
-    def _told(self, logits: Tensor, normalizers: Tensor, has_failed: Tensor) -> Tensor:
-        """What of the chosen tokens the next step needs; the host gets their log-probabilities."""
-        chosen = self._chosen
-        sampled = torch.ones(2, len(logits), dtype=torch.int32, device=logits.device)
-        if not chosen.rows:
-            return sampled
-        index = chosen.index
-        raw = logits[index].gather(1, chosen.token_ids[:, None])[:, 0].double() - normalizers[index].double()
-        chosen.land(self._copies, raw.clamp(max=0.0))
-        sampled[0, index] = chosen.token_ids.int()
-        sampled[1, index] = (has_failed[index] | chosen.has_failed).int()
-        return sampled
-
-    def _ask_tops(
-        self, logits: Tensor, normalizers: Tensor, top: Top
-    ) -> list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]]:
-        """Raw ones, of the rows that want some, beside the processed ones."""
-        wanted = {
-            row: one.top_logprobs for row, question in enumerate(self._questions)
-            if (one := question.sampling) is not None and one.top_logprobs and one.logprobs == "raw"
-        }  # fmt: skip
-        if not wanted:
-            return self._chosen.tops
-        index = to_device(np.array(list(wanted)), logits.device)
-        raw = ask_tops(logits[index], normalizers[index], list(wanted.values()), top, self._copies)
-        return [*self._chosen.tops, (list(wanted), raw)]
+    token_ids: list[int]
+    logprobs: list[float]
+    errors: Mapping[int, ErrorInfo]  # by row
+    tops: Mapping[int, tuple[Sequence[TopLogprobs], int]]  # by row: where its likeliest tokens are
 
 
 @dataclass(slots=True, eq=False)
 class _Chosen:
-    """What the rows that sample have chosen; `token_ids`, `has_failed` and `processed` are in the order of `rows`."""
+    """What some rows have chosen, in their order; `told` gives token, log-probability and processed one on the host."""
 
-    rows: Sequence[int]
-    index: Tensor | slice  # of the rows
+    rows: Some
     token_ids: Tensor
-    has_failed: Tensor
-    processed: Tensor  # float64 log-probabilities
-    states: dict[int, TensorState] = field(default_factory=dict)
-    tops: list[tuple[Sequence[int], Callable[[], list[TopLogprobs]]]] = field(default_factory=list)
-    errors: list[tuple[Sequence[int], Callable[[], list[ErrorInfo | None]]]] = field(default_factory=list)
-    landed: Sequence[Landing] = ()
-
-    def land(self, copies: HostCopies, raw: Tensor) -> None:
-        """Copies what the host wants to know."""
-        self.landed = [copies.take(one) for one in (self.token_ids, raw, self.processed)]
-
-    def read(self) -> "_Read":
-        """When the copies are there."""
-        errors = {row: error for rows, read in self.errors for row, error in zip(rows, read(), strict=True) if error}
-        columns = [one().tolist() for one in self.landed] or [[], [], []]
-        return _Read({row: one for row, *one in zip(self.rows, *columns, strict=True)}, errors)
+    has_failed: Tensor | None  # beside rows whose logits are not finite
+    told: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]
+    errors: Callable[[], Mapping[int, ErrorInfo]] = dict  # by place among the rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    chosen: Mapping[int, Sequence[float]]  # token, raw and processed log-probability, by row
-    errors: Mapping[int, ErrorInfo]
+class Answers:
+    """What was launched for some questions. `results` and `read` may be asked on any thread."""
 
-    def sampled(self, row: int, sampling: Sampling | None, top: TopLogprobs) -> tuple[Sampled, ...]:
-        if sampling is None:
-            return ()
-        token, raw, processed = self.chosen[row]
-        return (Sampled(int(token), raw if sampling.logprobs == "raw" else min(0.0, processed), top),)
+    def __init__(self, logits: Tensor, asks: Asks, ways: Ways, now: Now) -> None:
+        """For float32 logits [num_questions, vocab_size]."""
+        self._asks, self._copies, self._logits, self._ways, self._now = asks, HostCopies(), logits, ways, now
+        self._own: Tensor | None = None
+        self.left: dict[TracedSampler, LeftStates] = {}
+        """What samplers leave to the next tokens of their rows."""
+        self._tops: list[tuple[Some, Callable[[], Sequence[TopLogprobs]]]] = []
+        failed = now.has_failed
+        self.has_failed = (
+            ~logits.sum(-1).isfinite() if failed is None else failed
+        )  # only if all terms are is a sum finite
+        """[num_questions], on the device; rows whose samplers failed are not among them."""
+        self._have_failed = self._copies.take(self.has_failed)
+        self._chosen = self._choose()
+        self.sampled = self._told(self.has_failed)
+        """Int32 [2, num_questions], on the device: ids, and 1 for a row that failed or has no token."""
+        if asks.tops is not None:
+            rows, sizes = asks.tops.rows, asks.tops.sizes
+            raw = ask_tops(rows.in_(logits), rows.in_(self._normalizers()), sizes, ways.top, self._copies)
+            self._tops.append((rows, raw))
+        asked = asks.distributions
+        own = self._normalizers() if asked else logits
+        self._distributions = ask_distributions(logits, own, asked, ways.top, self._copies)
+        self._copies.sent()
+        del self._logits, self._own, self._now  # read by what was launched alone
 
+    def read(self) -> Answered:
+        """Waits for the device."""
+        self._copies.wait()
+        num = len(self._asks.questions)
+        token_ids, logprobs = np.zeros(num, np.int64), np.zeros(num)
+        errors: dict[int, ErrorInfo] = {}
+        for one in self._chosen:
+            places = one.rows.places
+            mine, raw, processed = one.told()
+            token_ids[places] = mine
+            logprobs[places] = np.where(self._asks.is_processed[places], np.minimum(processed, 0.0), raw)
+            errors.update({int(places[place]): error for place, error in one.errors().items()})
+        for row in np.flatnonzero(self._have_failed()).tolist():
+            error = not_finite().error
+            assert error is not None
+            errors[row] = error
+        tops: dict[int, tuple[Sequence[TopLogprobs], int]] = {}
+        for rows, read in self._tops:
+            found = read()
+            tops.update({row: (found, place) for place, row in enumerate(rows.places.tolist())})
+        return Answered(token_ids.tolist(), logprobs.tolist(), errors, tops)
 
-class _Choosing:
-    """Has rows choose their tokens, each in the way that it needs."""
+    def state_of(self, row: int) -> SamplerState | None:
+        """What a row's sampler leaves to the next token, if it has one."""
+        sampler = self._asks.questions[row].sampler
+        if sampler is None:
+            return None
+        left = self.left[sampler.graph]
+        found: SamplerState = left[int(np.searchsorted(left.asks.rows.places, row))]
+        return found
 
-    def __init__(self, questions: Sequence[Question], ways: Ways, copies: HostCopies) -> None:
-        self._questions, self._ways, self._copies = questions, ways, copies
+    def results(self) -> list[RowResult]:
+        """One for each question. Waits for the device."""
+        found = self.read()
+        distributions, results = iter(self._distributions()), []
+        for row, question in enumerate(self._asks.questions):
+            mine = tuple([next(distributions) for _ in question.distributions])
+            if (error := found.errors.get(row)) is not None:
+                results.append(RowResult(error=error))
+                continue
+            sampled: tuple[Sampled, ...] = ()
+            if question.sampling is not None:
+                tops, place = found.tops.get(row, ((_NO_TOPS,), 0))
+                sampled = (Sampled(found.token_ids[row], found.logprobs[row], tops[place]),)
+            results.append(RowResult(sampled, mine, None, self.state_of(row)))
+        return results
 
-    def choose(self, logits: Tensor, fed: Tensor | None) -> _Chosen:
-        """Of all rows that sample."""
-        rows = [row for row, one in enumerate(self._questions) if one.sampling is not None]
-        device = logits.device
-        index = slice(None) if len(rows) == len(self._questions) else to_device(np.array(rows, np.int64), device)
-        num = len(rows)
-        chosen = _Chosen(
-            rows, index, torch.zeros(num, dtype=torch.int64, device=device),
-            torch.zeros(num, dtype=torch.bool, device=device), torch.zeros(num, dtype=torch.float64, device=device),
-        )  # fmt: skip
-        if not rows:
-            return chosen
-        questions = [self._questions[row] for row in rows]
-        scores = adjusted(logits[index], questions, None if fed is None else fed[index])
-        traced = [place for place, one in enumerate(questions) if one.sampler is not None]
-        runs = [one for place in traced if (one := questions[place].sampler) is not None]
-        for graph, numbers in by_graph(runs).items():
-            places = [traced[number] for number in numbers]
-            group = run_group(
-                graph, [questions[place] for place in places], _of(scores, places), self._ways.samplers, self._copies
-            )
-            if group.scores is not None:
-                self._filter(group.scores, places, chosen)
-            if group.token_ids is not None:
-                _put(chosen.token_ids, places, group.token_ids)
-            _put(chosen.has_failed, places, group.has_failed)
-            chosen.states.update(zip([rows[place] for place in places], group.states, strict=True))
-            chosen.errors.append(([rows[place] for place in places], group.errors))
-        common = [place for place, one in enumerate(questions) if one.sampler is None and _is_common(one.sampling)]
-        if common:
-            self._draw(_of(logits[index], common), _of(scores, common), common, chosen)
-        rare = sorted(set(range(num)).difference(common, traced))
-        if rare:
-            self._filter(_of(scores, rare).double(), rare, chosen)
+    def _normalizers(self) -> Tensor:
+        if self._own is None:
+            self._own = normalizers(self._logits)
+        return self._own
+
+    def _told(self, has_failed: Tensor) -> Tensor:
+        """What of the chosen tokens the next step needs."""
+        if len(self._chosen) == 1 and len(self._chosen[0].rows) == len(self._logits):
+            one = self._chosen[0]
+            failed = has_failed if one.has_failed is None else has_failed | one.has_failed
+            return torch.stack([one.token_ids.int(), failed.int()])
+        sampled = torch.ones(2, len(self._logits), dtype=torch.int32, device=self._logits.device)
+        for one in self._chosen:
+            failed = one.rows.in_(has_failed)
+            failed = failed if one.has_failed is None else failed | one.has_failed
+            sampled[:, one.rows.index] = torch.stack([one.token_ids.int(), failed.int()])
+        return sampled
+
+    # Tokens
+
+    def _choose(self) -> list[_Chosen]:
+        """Has rows choose their tokens, each in the way that it needs."""
+        asks, now = self._asks, self._now
+        scores = self._logits
+        if asks.is_adjusted:
+            scores = adjusted(scores, asks.questions if now.written is None else now.written(), now.fed)
+        chosen = [self._run(one, scores) for one in asks.traced]
+        if asks.common is not None:
+            chosen.append(self._draw(asks.common, scores))
+        if asks.rare is not None:
+            rows = asks.rare.rows
+            chosen.append(self._filter(rows.in_(scores).double(), asks.rare, rows.in_(self._logits)))
         return chosen
 
-    def _draw(self, logits: Tensor, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
-        asked = [self._questions[chosen.rows[place]] for place in places]
-        samplings = self._ways.columns.of_adjusted([one.sampling for one in asked if one.sampling is not None])
-        positions = np.array([one.position for one in asked])
-        outputs = draw_rows(self._ways.draw, logits, scores, samplings, positions)
-        _put(chosen.token_ids, places, outputs[0].long())
-        _put(chosen.processed, places, outputs[1].view(torch.float32).double())
+    def _run(self, asks: TracedAsks, scores: Tensor) -> _Chosen:
+        rows, logits = asks.rows, asks.rows.in_(self._logits)
+        own = logits if scores is self._logits else rows.in_(scores)
+        group = run_group(asks, self._asks.questions, logits, own, self._ways.samplers, self._now, self._copies)
+        self.left[asks.graph] = group.states
+        if group.scores is not None:
+            found = self._filter(group.scores, asks.filtered, logits)
+            found.has_failed, found.errors = group.has_failed, group.errors
+            return found
+        assert group.token_ids is not None
 
-    def _filter(self, scores: Tensor, places: Sequence[int], chosen: _Chosen) -> None:
+        def told() -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+            token_ids, raw = group.told()
+            return token_ids, raw, np.zeros(len(raw))
+
+        return _Chosen(rows, group.token_ids, group.has_failed, told, group.errors)
+
+    def _draw(self, asks: DrawnAsks, scores: Tensor) -> _Chosen:
+        rows, positions = asks.rows, self._now.positions[asks.rows.places]
+        outputs = draw_rows(self._ways.draw, rows.in_(self._logits), rows.in_(scores), asks.samplings, positions)
+        landed = self._copies.take(outputs)
+
+        def told() -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+            numbers = landed()
+            logprobs = numbers[1].view(np.float32).astype(np.float64)  # of the kind that the row wants
+            return numbers[0].astype(np.int64), logprobs, logprobs
+
+        return _Chosen(rows, outputs[0], None, told)
+
+    def _filter(self, scores: Tensor, asks: DrawnAsks, logits: Tensor) -> _Chosen:
         """Rows that need the whole vocabulary in order."""
-        asked = [self._questions[chosen.rows[place]] for place in places]
-        own = [one.sampling for one in asked if one.sampling is not None]
-        samplings = self._ways.columns.of_adjusted(own)
-        weights = kept_weights(scores, samplings)
-        numbers = uniforms(samplings.seeds, np.array([one.position for one in asked]))
+        weights = kept_weights(scores, asks.samplings)
+        numbers = asks.samplings.numbers(self._now.positions[asks.rows.places])
         token_ids, totals = draw_each(weights, to_device(numbers, scores.device)), weights.sum(-1)
-        _put(chosen.token_ids, places, token_ids)
-        _put(chosen.processed, places, (weights.gather(1, token_ids[:, None])[:, 0] / totals).log())
-        listing = [number for number, one in enumerate(own) if one.top_logprobs and one.logprobs == "processed"]
-        if listing:
-            sizes = [own[number].top_logprobs for number in listing]
+        raw = logits.gather(1, token_ids[:, None])[:, 0].double() - asks.rows.in_(self._normalizers()).double()
+        processed = (weights.gather(1, token_ids[:, None])[:, 0] / totals).log()
+        if asks.tops is not None:
+            mine = asks.tops.rows
             read = ask_tops(
-                _of(weights, listing).log(), _of(totals, listing).log(), sizes, self._ways.top, self._copies
+                mine.in_(weights).log(), mine.in_(totals).log(), asks.tops.sizes, self._ways.top, self._copies
             )
-            chosen.tops.append(([chosen.rows[places[number]] for number in listing], read))
+            self._tops.append((Some(asks.rows.places[mine.places], slice(0)), read))
+        return _Chosen(asks.rows, token_ids, None, _told(self._copies, token_ids, raw.clamp(max=0.0), processed))
 
 
-def _is_common(sampling: Sampling | None) -> bool:
-    """Whether a draw says all of it."""
-    return sampling is not None and not (sampling.top_logprobs and sampling.logprobs == "processed")
+def answers_of(logits: Tensor, questions: Sequence[Question], ways: Ways, fed: Fed | None = None) -> Answers:
+    """Of questions that come once. `fed` is of their rows."""
+    has_failed = None
+    if fed is not None:
+        has_failed = fed.has_failed | ~logits.sum(-1).isfinite()
+    positions = np.array([one.position for one in questions], np.int64)
+    now = Now(positions, None if fed is None else fed.token_ids, has_failed)
+    return Answers(logits, ways.asks(questions), ways, now)
 
 
-def _of(values: Tensor, places: Sequence[int]) -> Tensor:
-    """The rows at `places`, which ascend."""
-    return values if len(places) == len(values) else values[to_device(np.array(places), values.device)]
+def _told(
+    copies: HostCopies, token_ids: Tensor, raw: Tensor, processed: Tensor
+) -> Callable[[], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]:
+    landed: Landing = copies.take(torch.stack([token_ids.double(), raw, processed]))
 
+    def told() -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        numbers = landed()
+        return numbers[0].astype(np.int64), numbers[1], numbers[2]
 
-def _put(target: Tensor, places: Sequence[int], values: Tensor) -> None:
-    if len(places) == len(target):
-        target.copy_(values)
-    else:
-        target[to_device(np.array(places), target.device)] = values
+    return told

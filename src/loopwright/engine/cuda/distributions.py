@@ -48,7 +48,7 @@ def ask_distributions(
     top_ids, top_logprobs = copies.take(ids.int()), copies.take(logprobs)
     extras = _ask_extras(seen, own, asked, copies)
     masses = copies.take((own - raw).exp().clamp(max=1.0)) if masked else None
-    entropies = copies.take(_entropies(seen, own)) if any(one.request.entropy for one in asked) else None
+    found_entropies = copies.take(entropies(seen, own)) if any(one.request.entropy for one in asked) else None
     dense = {place: copies.take(logits[one.row]) for place, one in enumerate(asked) if one.request.logits}
 
     def read() -> list[Distribution]:
@@ -72,7 +72,9 @@ def ask_distributions(
                     covered=mine.covered,
                     tail_mass=1.0 - mine.covered,
                     truncated=num_listed < num_possible,
-                    entropy=float(entropies()[place]) if entropies is not None and request.entropy else None,
+                    entropy=float(found_entropies()[place])
+                    if found_entropies is not None and request.entropy
+                    else None,
                     allowed_mass=float(masses()[place]) if masses is not None and request.allowed is not None else None,
                     logits=dense[place]().astype("<f4").tobytes() if request.logits else None,
                     ranks=mine.ranks() if request.ranks else None,
@@ -85,16 +87,26 @@ def ask_distributions(
 
 def ask_tops(
     values: Tensor, normalizers: Tensor, sizes: Sequence[int], top: Top, copies: HostCopies
-) -> Callable[[], list[TopLogprobs]]:
+) -> Callable[[], Sequence[TopLogprobs]]:
     """The `sizes` largest values of each row, less its normalizer; none that is -inf."""
     found, ids = top(values, min(max(sizes), values.shape[1]))
     logprobs, token_ids = copies.take(found.double() - normalizers.double()[:, None]), copies.take(ids)
 
-    def read() -> list[TopLogprobs]:
-        rows = zip(sizes, token_ids().tolist(), logprobs().tolist(), strict=True)
-        return [_possible(ids[:size], numbers[:size]) for size, ids, numbers in rows]
+    return lambda: Tops(token_ids().astype(np.int32), logprobs().copy(), sizes)
 
-    return read
+
+class Tops(Sequence[TopLogprobs]):
+    """The most probable tokens of rows, made when they are asked for; of each row as many as its size says."""
+
+    def __init__(self, ids: NDArray[Any], logprobs: NDArray[Any], sizes: Sequence[int]) -> None:
+        self._ids, self._logprobs, self._sizes = ids, logprobs, sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, row: Any) -> Any:  # noqa: ANN401 (nobody slices it)
+        size = self._sizes[row]
+        return _possible(self._ids[row, :size].tolist(), self._logprobs[row, :size].tolist())
 
 
 def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> TopLogprobs:
@@ -188,7 +200,7 @@ def _ranks(seen: Tensor, place: Tensor, token: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _entropies(seen: Tensor, own: Tensor) -> Tensor:
-    """In nats; -inf has no probability and adds nothing."""
-    entropies: Tensor = torch.special.entr((seen.double() - own[:, None]).exp()).sum(-1)
-    return entropies
+def entropies(seen: Tensor, own: Tensor) -> Tensor:
+    """In nats, float64 [num_rows], by logits and their log-sum-exps; -inf has no probability and adds nothing."""
+    found: Tensor = torch.special.entr((seen.double() - own[:, None]).exp()).sum(-1)
+    return found

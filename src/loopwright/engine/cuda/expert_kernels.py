@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.engine.cuda import product_kernels
 from loopwright.engine.cuda.experts import Mixture
+from loopwright.engine.cuda.gate_kernels import opened
 from loopwright.engine.cuda.tilings import FIXED, Tiling
 
 TILINGS = ((8, Tiling(64, 16, 128, 4, 3)), (64, Tiling(64, 32, 128, 4, 3)))
@@ -167,7 +167,7 @@ def _expert_product(
                 at_up = at_weight + num_outputs.to(tl.int64) * size + column[None, :]
                 ups += tl.dot(tl.load(at_up, mask=is_weight, other=0.0), read, input_precision="ieee")
         if IS_GATED:
-            sums = product_kernels.opened(sums, False) * ups
+            sums = opened(sums, False) * ups
         at = out + target[None, :] * num_outputs + output[:, None]
         tl.store(at, sums.to(out.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
 

@@ -63,6 +63,21 @@ fma.rn.bf16x2 $3, $8, minus, level;
 }""")
 """Two words to the four numbers of each, less the zeros of their groups, rounded once."""
 
+_LEVELS: tl.constexpr = tl.constexpr("""{
+.reg .b32 part;
+lop3.b32 $0, $4, 0x000F000F, 0x43004300, 0xEA;
+shr.u32 part, $4, 4;
+lop3.b32 $1, part, 0x000F000F, 0x43004300, 0xEA;
+shr.u32 part, $4, 8;
+lop3.b32 $2, part, 0x000F000F, 0x43004300, 0xEA;
+shr.u32 part, $4, 12;
+lop3.b32 $3, part, 0x000F000F, 0x43004300, 0xEA;
+}""")
+"""Two words to 128 more than the four numbers of each, which a bfloat16 holds as they are."""
+
+LIFT: tl.constexpr = tl.constexpr(128.0)
+"""By how much `levels_of_4` are more than they stand for."""
+
 
 @triton.jit
 def _bytes(words, IS_FP8: tl.constexpr, PTX: tl.constexpr):
@@ -138,14 +153,15 @@ def factors_of(scales, output, is_output, group, size, BITS: tl.constexpr):
 
 
 @triton.jit
-def _zero_of(pair):
-    return (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
 def scale_of(pair):
     """Float32, of a scale and a zero in one word."""
     return (pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def zero_of(pair):
+    """Bfloat16, likewise."""
+    return (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
@@ -155,8 +171,30 @@ def numbers_of_4(
     """Of 128 inputs: numbers of each of four groups, less their zeros."""
     words = _words(weight, output, is_output, group, size, GROUP // 4, IS_WHOLE)
     return _nibbles(
-        words, _zero_of(factors[0]), _zero_of(factors[1]), _zero_of(factors[2]), _zero_of(factors[3]), PTX
+        words, zero_of(factors[0]), zero_of(factors[1]), zero_of(factors[2]), zero_of(factors[3]), PTX
     )  # fmt: skip
+
+
+@triton.jit
+def levels_of_4(weight, output, is_output, group, size, IS_WHOLE: tl.constexpr, PTX: tl.constexpr):
+    """Of 128 inputs: what is kept of each of four groups, and 128 more."""
+    words = _words(weight, output, is_output, group, size, GROUP // 4, IS_WHOLE)
+    if PTX:
+        return tl.inline_asm_elementwise(
+            _LEVELS,
+            "=r,=r,=r,=r,r",
+            [words],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:  # noqa: RET505 (what is not taken is not compiled)
+        return _lifted(words), _lifted(words >> 4), _lifted(words >> 8), _lifted(words >> 12)
+
+
+@triton.jit
+def _lifted(words):
+    return ((words & 15).to(tl.float32) + LIFT).to(tl.bfloat16)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ class Judgement:
 
 
 JUDGEMENTS: Mapping[WeightDtype, Judgement] = {
-    "fp8": Judgement(is_passed=False, loss=0.043),
+    "fp8": Judgement(is_passed=False, loss=0.016),
     "int8": Judgement(is_passed=True, loss=-0.002),
     "int4": Judgement(is_passed=False, loss=0.186),
 }

@@ -9,31 +9,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
 from loopwright.engine.cuda import (
     adjust_kernels,
     attention_kernels,
     draw_kernels,
     expert_kernels,
-    product_kernels,
-    tilings,
     top_kernels,
 )
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.experts import Mixture
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import Activation, HeadNorms, Reach, Rotation
+from loopwright.engine.cuda.products import FastProducts, OwnProducts, Products
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
-ADDED_ROWS = 1024
-"""From so many on, cuBLAS adds a product to the residual stream itself. Of 128 and 256 it takes as long either way."""
-
 _HEADS = 8  # of one program of rotate_and_store
-_COLUMNS = 1024  # of one program of _gated
 _CHUNK = 4096  # ids of one program of the search for the best
 
 
@@ -43,10 +37,10 @@ class TritonOperations:
     can_be_captured = True
 
     def __init__(self, alike: Collection[MatrixKind] | None = None) -> None:
-        """With `alike` no row's bits depend on the others: all products are cut in one way, but those of the kinds in
-        it in two that give equal bits."""
-        self._alike = alike
-        self._zeros: Tensor | None = None
+        """With `alike` no row's bits depend on the others: matrices of the kinds in it are cut in ways that give equal
+        bits, all others in one."""
+        self._is_deterministic = alike is not None
+        self._products: Products = FastProducts() if alike is None else OwnProducts(alike)
 
     def rotation(self, positions: Tensor, rope: Rope) -> Rotation:
         num_tokens, num_pairs = len(positions), len(rope.frequencies)
@@ -87,69 +81,27 @@ class TritonOperations:
         return query
 
     def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
-        tiling = self._tiling(vectors, matrix)
-        if tiling is None:
-            return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
-        return product_kernels.product(vectors, matrix, bias, tiling, arrivals=self._arrivals(tiling, vectors))
+        return self._products.project(vectors, matrix, bias)
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
-        tiling = self._tiling(vectors, head) if head.kind != "plain" or self._alike is not None else None
-        if tiling is not None:
-            arrivals = self._arrivals(tiling, vectors)
-            return product_kernels.product(vectors, head, None, tiling, torch.float32, arrivals)
-        weights = _all_weights(head, vectors.dtype)
-        if vectors.dtype == torch.float32 or not vectors.is_cuda:
-            return linear(vectors, weights).float()
-        return torch.mm(vectors, weights.T, out_dtype=torch.float32)
+        return self._products.logits(vectors, head)
 
     def project_onto(self, residual: Tensor, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor | None:
-        tiling = self._tiling(vectors, matrix)
-        if tiling is not None:
-            arrivals = self._arrivals(tiling, vectors)
-            product_kernels.add_product(vectors, matrix, bias, residual, tiling, arrivals)
-            return None
-        weights = _all_weights(matrix, vectors.dtype)
-        if bias is None and vectors.is_cuda and vectors.dtype == torch.bfloat16 and len(vectors) >= ADDED_ROWS:
-            torch.addmm(residual, vectors, weights.T, out_dtype=torch.float32, out=residual)
-            return None
-        return linear(vectors, weights, bias)
+        return self._products.project_onto(residual, vectors, matrix, bias)
 
     def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
-        tiling = self._tiling(vectors, gate_up, is_gated=True)
-        if tiling is not None:
-            return product_kernels.gated_product(vectors, gate_up, tiling, is_gelu=activation == "gelu")
-        side_by_side = linear(vectors, _all_weights(gate_up, vectors.dtype))
-        num_tokens, size = side_by_side.shape[0], side_by_side.shape[1] // 2
-        out = torch.empty(num_tokens, size, dtype=vectors.dtype, device=vectors.device)
-        _gated[(num_tokens, triton.cdiv(size, _COLUMNS))](
-            side_by_side, out, size, BLOCK=_COLUMNS, IS_GELU=activation == "gelu"
-        )
-        return out
+        return self._products.gate(vectors, gate_up, is_gelu=activation == "gelu")
 
     def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
         logits = self.logits(vectors, mixture.router)
-        return expert_kernels.mix(vectors, mixture, logits, is_deterministic=self._alike is not None)
-
-    def _tiling(self, vectors: Tensor, matrix: Matrix, *, is_gated: bool = False) -> tilings.Tiling | None:
-        if self._alike is not None:
-            assert vectors.dtype == torch.bfloat16, vectors.dtype
-            return tilings.fixed_tiling(matrix, len(vectors), self._alike, is_gated=is_gated)
-        if vectors.dtype != torch.bfloat16:
-            return None
-        return tilings.tiling_for(matrix, len(vectors), is_gated=is_gated)
-
-    def _arrivals(self, tiling: tilings.Tiling, vectors: Tensor) -> Tensor | None:
-        """Zeros, which every launch leaves as it finds them: all are on one stream."""
-        if tiling.is_split and self._zeros is None:
-            self._zeros = torch.zeros(tilings.ARRIVALS, dtype=torch.int32, device=vectors.device)
-        return self._zeros
+        return expert_kernels.mix(vectors, mixture, logits, is_deterministic=self._is_deterministic)
 
     def reach(self, table: Tensor, lens: Tensor, positions: Tensor, window: int) -> Reach:
         return attention_kernels.reach(table, lens, positions, window)
 
     def attend(self, query: Tensor, kv: Tensor, table: Tensor, lens: Tensor, reach: Reach | None) -> Tensor:
         tiling = attention_kernels.FIXED
-        if self._alike is None:
+        if not self._is_deterministic:
             tiling = attention_kernels.singles_tiling(len(lens), kv.shape[3], query.shape[2], table.shape[1])
         return attention_kernels.attend(query, kv, table, lens, tiling, reach=reach)
 
@@ -195,13 +147,6 @@ class TritonOperations:
         _advance[(triton.cdiv(num_rows, 256),)](
             buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256
         )
-
-
-def _all_weights(matrix: Matrix, dtype: torch.dtype) -> Tensor:
-    """For cuBLAS."""
-    if matrix.kind == "plain" or dtype != torch.bfloat16:
-        return matrix.weights().to(dtype)
-    return product_kernels.numbers(matrix)
 
 
 @triton.jit
@@ -284,18 +229,6 @@ def _rotate_and_store(
         target = (place // SIZE * 2 * SIZE + place % SIZE) * num_kv_heads * D + head * D + column
         tl.store(kv + target, turned.to(kv.dtype.element_ty), mask=mask)
         tl.store(kv + target + SIZE * num_kv_heads * D, values.to(kv.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _gated(gate_up, out, size, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < size
-    gate = tl.load(gate_up + token * 2 * size + column, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * 2 * size + size + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(
-        out + token * size + column, (product_kernels.opened(gate, IS_GELU) * up).to(out.dtype.element_ty), mask=mask
-    )
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 from loopwright.core.batch import NO_DECODE_RESULT, Batch, DecodeResult, RowResult, Sampled, StepResult
 from loopwright.core.errors import ErrorInfo
 from loopwright.engine.asked import Asked
+from loopwright.engine.cuda.decode_asks import DecodeAnswers
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
 
@@ -87,18 +88,27 @@ class Launched:
 
     def __init__(
         self, batch: Batch, num_decodes: int, known: Mapping[int, RowResult],
-        step: tuple[Reading, Sequence[int]] | None, parts: Sequence[Part],
+        step: tuple[Reading, Sequence[int], DecodeAnswers | None] | None, parts: Sequence[Part],
         heads: tuple[Mapping[int, RowResult], Sequence[Part]], shifts: Sequence[RowResult],
     ) -> None:  # fmt: skip
         """`known` and `parts` have the results of rows by their places among `all_rows`; `step` those of the decode
-        step that have no other, the batch's `num_decodes` decode rows first. `heads` likewise, by place among them."""
+        step that have no other, the batch's `num_decodes` decode rows first, with what these asked for. `heads`
+        likewise, by place among them."""
         self.sampled: Tensor | None = None  # [2, rows]: ids and failures on the device
         self.states: Mapping[int, SamplerState] = {}  # what samplers leave to the next token, by place
+        self.decoded = None if step is None or step[2] is None else step[2].states  # likewise, of the decode rows
         self.tell: Callable[[Sequence[int]], None] | None = None  # is told the decode rows' ids
         self._batch, self._num_decodes, self._known, self._step, self._parts = batch, num_decodes, known, step, parts
         self._heads, self._shifts = heads, shifts
         self._lock = Lock()
         self._result: StepResult | None = None
+
+    def state_of(self, place: int) -> "SamplerState | None":
+        """What the sampler of a row left, if it has one."""
+        if self.decoded is not None and place < len(self.decoded):
+            found: SamplerState | None = self.decoded[place]
+            return found
+        return self.states.get(place)
 
     def result(self) -> StepResult:
         """Waits for the device."""
@@ -112,10 +122,10 @@ class Launched:
         found = _collected(self._known, self._parts)
         decoded = NO_DECODE_RESULT
         if self._step is not None:
-            reading, places = self._step
+            reading, places, answers = self._step
             columns = reading.columns()
             if num:
-                decoded = self._decoded(columns, found)
+                decoded = self._decoded(columns, answers)
             for row in range(num, len(places)):
                 if places[row] not in found:
                     found[places[row]] = columns.result(row)
@@ -126,20 +136,15 @@ class Launched:
             return StepResult.of_all_rows(batch, rows, heads, self._shifts)
         return StepResult(decoded, tuple(rows), heads, self._shifts)
 
-    def _decoded(self, columns: Columns, found: Mapping[int, RowResult]) -> DecodeResult:
+    def _decoded(self, columns: Columns, answers: DecodeAnswers | None) -> DecodeResult:
         num = self._num_decodes
-        ids, logprobs = columns.ids[:num], columns.logprobs[:num]
         errors = {row: error for row, error in columns.errors.items() if row < num}
-        for row, result in found.items():
-            if row >= num:
-                continue
-            if result.error is not None:
-                errors[row] = result.error
-            else:
-                ids[row], logprobs[row] = result.sampled[-1].token_id, result.sampled[-1].logprob
+        result = DecodeResult(columns.ids[:num], columns.logprobs[:num], errors)
+        if answers is not None:
+            result = answers.result(self._batch.decodes, columns.ids[:num], columns.logprobs[:num], errors)
         if self.tell is not None:
-            self.tell(ids)
-        return DecodeResult(ids, logprobs, errors)
+            self.tell(result.token_ids)
+        return result
 
 
 def _collected(known: Mapping[int, RowResult], parts: Sequence[Part]) -> dict[int, RowResult]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from loopwright.core.batch import ForwardRow, RowResult
+from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.operations import Operations
@@ -29,6 +30,23 @@ def is_listing(row: ForwardRow) -> bool:
     asked = row.distributions[0]
     is_plain = not (asked.must_include or asked.entropy or asked.logits or asked.ranks)
     return is_plain and asked.k <= WIDTH and asked.allowed is None
+
+
+def is_right(row: ForwardRow, shape: EngineShape) -> bool:
+    """Whether a row of one token that `is_listing` passes all checks; if not, `row_checks` say what is wrong."""
+    asked, blocks = row.distributions[0], row.block_ids
+    return (
+        0 <= row.token_ids[0] < shape.vocab_size
+        and len(row.positions) == 1
+        and 0 <= row.positions[0] < 1 << 31
+        and 0 <= row.kv_len < len(blocks) * shape.block_size
+        and min(blocks) >= 0
+        and max(blocks) < shape.num_blocks
+        and -1 <= asked.index < 1
+        and 1 <= asked.k <= shape.vocab_size
+        and not (row.num_drafts or row.generated)
+        and row.allowed_bits is None
+    )
 
 
 def listed(operations: Operations, buffers: DecodeBuffers, logits: Tensor) -> Tensor:

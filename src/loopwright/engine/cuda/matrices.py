@@ -83,12 +83,10 @@ class Matrix:
 
 
 def kinds(dtype: WeightDtype) -> KindOf:
-    """How an engine of that dtype keeps its matrices. With 4 bits, the head has 8: a logit has no layer after it."""
-    if dtype == "fp8" or dtype == "int8":
+    """How an engine of that dtype keeps its matrices. A head of fewer bits is int8: a logit has no layer after it."""
+    if dtype == "fp8" or dtype == "int8" or dtype == "int4":
         kind: MatrixKind = dtype
-        return lambda _: kind
-    if dtype == "int4":
-        return lambda name: "int8" if name == "head" else "int4"
+        return lambda name: "int8" if name == "head" else kind
     return lambda _: "plain"
 
 

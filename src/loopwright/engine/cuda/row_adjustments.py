@@ -150,7 +150,7 @@ class RowAdjustments:
         self._number, self._placed = number, (samplings, size)
         return self.tables
 
-    def correct(self, rows: Tensor, were: Tensor, are: Tensor) -> None:
+    def correct(self, rows: Tensor | slice, were: Tensor, are: Tensor) -> None:
         """Of `rows` int64 another token counts than was noted: int32 [step's rows], and of the rows alone."""
         if not self._lines:
             return

@@ -19,7 +19,8 @@ from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.asked import Asked, Hidden
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
-from loopwright.engine.cuda.answers import Answers, Fed, Ways
+from loopwright.engine.cuda.answers import Answers, Fed, Ways, answers_of
+from loopwright.engine.cuda.decode_asks import DecodeAnswers, DecodeAsks
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Reading
 from loopwright.engine.cuda.launching import (
     AskedRows,
@@ -31,7 +32,7 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
-from loopwright.engine.cuda.listed import Listed, is_listing
+from loopwright.engine.cuda.listed import Listed, is_listing, is_right
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
@@ -65,11 +66,13 @@ class DeviceRunner(ModelRunner):
         self._launched: Launched | None = None  # the batch before, unless it failed
         self._before = Before()  # the same, while a batch is launched
         self._columns = SamplingColumns(self._device)
+        self._likeliest: dict[int, list[Sampling]] = {}  # the samplings of rows that do not sample, by their number
         can_capture = self._device.type == "cuda" and parts.operations.can_be_captured
         samplers = TracedSamplers(CudaCaptures(self._device) if can_capture else None)
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
         self._step: Step | None = None  # waits for the pass of the other rows
+        self._asked: tuple[tuple[object, ...], DecodeAsks | None] = ((None,) * 4, None)  # of columns, what they ask
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -86,7 +89,7 @@ class DeviceRunner(ModelRunner):
         """As `run`, but what the device still does is waited for by `Launched.result`."""
         before, self._launched = self._launched, None
         self._num_launched += 1
-        self._before = Before() if before is None else Before(before.sampled, before.states)
+        self._before = Before() if before is None else Before(before.sampled, before.decoded, before.state_of)
         check_step(batch, self.shape)
         if self._share is not None:
             self._share(batch)
@@ -107,7 +110,7 @@ class DeviceRunner(ModelRunner):
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
             self._launch_step(step, other)
-            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping)
+            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping, step.answers)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
@@ -137,7 +140,7 @@ class DeviceRunner(ModelRunner):
         """What the first rank sampled, and puts it where the next step looks."""
         sampled = self._ranks.take_from_first(sampled)
         if stepping:
-            self._steps.note(range(len(stepping)), sampled[:, self._numbers(stepping)])
+            self._steps.note(slice(0, len(stepping)), sampled[:, self._numbers(stepping)])
         return sampled
 
     # Rows of one token
@@ -146,6 +149,8 @@ class DeviceRunner(ModelRunner):
         """Whether the row can be one of a decode step."""
         if len(row.token_ids) != 1 or row.mask is not None or row.output_slots or row.input_slots:
             return False
+        if is_listing(row) and is_right(row, self.shape):
+            return True
         try:
             check_row(row, self.shape)
         except LoopwrightError:
@@ -154,8 +159,10 @@ class DeviceRunner(ModelRunner):
 
     def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> Step:
         samplings, special = self._step_samplings(decodes, singles)
+        asks = self._asks_of(decodes, self._columns.of_decodes(decodes).special) if len(decodes) else None
+        fed = self._decode_fed(decodes, asks)
         asking = self._asking(decodes, singles, special)
-        return Step(decodes, singles, places, samplings, asking, self._fed(list(asking.values())))
+        return Step(decodes, singles, places, samplings, asks, fed, asking, self._fed(list(asking.values())))
 
     def _launch_step(self, step: Step, other: Other) -> None:
         """Adds what is launched for rows that ask for more than a token. All else is in the outputs of the buffers."""
@@ -164,7 +171,7 @@ class DeviceRunner(ModelRunner):
             if logits is None:
                 logits = self._steps.forward(
                     step.decodes, step.singles, self._before.sampled, is_greedy=step.samplings.is_greedy,
-                    wants_logits=bool(step.asking),
+                    wants_logits=bool(step.asking) or step.asks is not None,
                 )  # fmt: skip
             self._choose(step, logits, other)
         except BaseException:
@@ -177,6 +184,7 @@ class DeviceRunner(ModelRunner):
         if not step.samplings.is_greedy:
             rows = step.decodes, step.singles, step.places
             self._steps.draw(logits, step.samplings, *rows, self._num_launched)
+        self._answer_decodes(step, logits)
         listing = self._list(step, logits, other)
         late = {place: row for place, row in step.asking.items() if row.late_bits is not None}
         if len(late) + len(listing) < len(step.asking):
@@ -198,42 +206,68 @@ class DeviceRunner(ModelRunner):
         told = Listed(self._steps.likeliest(logits), rows, list(sizes.values()), logits.shape[1])
         other.parts.append((told, [step.places[place] for place in rows]))
         if len(rows) < len(logits):  # what others have written is counted, and these have written nothing
-            self._steps.note(rows, torch.ones(2, len(rows), dtype=torch.int32, device=self._device))
+            self._steps.note(self._numbers(rows), torch.ones(2, len(rows), dtype=torch.int32, device=self._device))
         return sizes
 
     def _step_samplings(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> tuple[RowSamplings, Sequence[int]]:
         """Of all rows, and which rows are for the answers: they ask for more than a token, or for none."""
+        if not decodes and all(map(is_listing, singles)):  # the model can begin at once
+            likeliest = self._likeliest.setdefault(len(singles), [_GREEDY] * len(singles))
+            return self._columns.of(likeliest), range(len(singles))
         if not singles:
-            samplings = self._columns.of(decodes.samplings)
+            samplings = self._columns.of_decodes(decodes)
             return samplings, samplings.special
         is_plain = [is_plain_row(row) for row in singles]
         own = [row.sampling or _GREEDY if plain else _GREEDY for row, plain in zip(singles, is_plain, strict=True)]
-        samplings = self._columns.of([*decodes.samplings, *own])
+        others = self._columns.of_decodes(decodes).special if decodes.samplers or decodes.unsure else ()
+        samplings = self._columns.of([*decodes.samplings, *own], others)
         special = [place for place, plain in enumerate(is_plain, start=len(decodes)) if not plain]
         return samplings, [*samplings.special, *special]
 
     def _asking(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], special: Sequence[int]
     ) -> dict[int, ForwardRow]:
-        """The special rows by their place in the step, with the samplers' states."""
-        if not special:
-            return {}
-        decoding: Sequence[ForwardRow] = decodes.rows() if special[0] < len(decodes) else ()
+        """The special ones of the single rows by their place in the step, with the samplers' states."""
         num = len(decodes)
-        return {place: self._carrying(decoding[place] if place < num else singles[place - num]) for place in special}
+        return {place: self._carrying(singles[place - num]) for place in special if place >= num}
+
+    def _asks_of(self, decodes: DecodeRows, special: Sequence[int]) -> DecodeAsks | None:
+        """What decode rows ask for. The same rows have the very same columns."""
+        columns = decodes.samplings, decodes.samplers, decodes.unsure, special
+        if any(one is not other for one, other in zip(columns, self._asked[0], strict=True)):
+            mine = [place for place in special if place < len(decodes)]
+            asks = DecodeAsks.of(decodes, mine, self._ways, lambda row: check_row(row, self.shape)) if decodes else None
+            self._asked = columns, asks
+        return self._asked[1]
+
+    def _decode_fed(self, decodes: DecodeRows, asks: DecodeAsks | None) -> Tensor | None:
+        """Of rows that do not draw as others do: the tokens that the step before sampled, if anybody counts them."""
+        if asks is None or not asks.penalized or not decodes.sources:
+            return None
+        fed = self._fed_by([decodes.sources[place] for place in asks.rows.places.tolist()])
+        return None if fed is None else fed.token_ids
+
+    def _answer_decodes(self, step: Step, logits: Tensor) -> None:
+        """Launches what decode rows ask for beside what is drawn; those that choose in ways of their own have their
+        tokens put where the next step looks."""
+        asks, answers = step.asks, None
+        if asks is None:
+            return
+        if len(asks.rows):
+            failed = asks.rows.in_(self._steps.buffers.outputs[2, : len(logits)]) != 0
+            now = asks.now(step.decodes, step.decode_fed, failed, self._before.decoded, self._before.state_of)
+            answers = Answers(asks.rows.in_(logits), asks.asks, self._ways, now)
+            self._steps.note(asks.rows.index, answers.sampled)
+        if asks.wrong is not None:
+            self._steps.note(asks.wrong.index, torch.ones(2, len(asks.wrong), dtype=torch.int32, device=self._device))
+        step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes))
 
     def _answer_step(self, step: Step, asked: Sequence[int], logits: Tensor, other: Other) -> None:
         """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
-        places, num_decodes = step.places, len(step.decodes)
+        places = step.places
         asking = {place: step.asking[place] for place in asked}
-        decoding = {place: row for place, row in asking.items() if place < num_decodes}  # the others were checked
-        checked = errors_of(list(decoding.values()), lambda row: check_row(row, self.shape))
-        errors = {place: checked[number] for number, place in enumerate(decoding) if number in checked}
         silent = [place for place, row in asking.items() if row.sampling is None and not row.distributions]
         other.known.update({places[place]: RowResult() for place in silent})
-        if errors:
-            other.known.update({places[place]: error for place, error in errors.items()})
-            self._steps.note(list(errors), torch.ones(2, len(errors), dtype=torch.int32, device=self._device))
         mine = [place for place in asking if places[place] not in other.known]
         if not mine:
             return
@@ -243,11 +277,11 @@ class DeviceRunner(ModelRunner):
             fed = fed.of(self._numbers([number for number, place in enumerate(step.asking) if place in chosen]))
         wanted = logits if len(mine) == len(logits) else logits[self._numbers(mine)]
         questions = [question_of(asking[place]) for place in mine]
-        answers = Answers(wanted, questions, self._ways, fed)
-        self._steps.note(mine, answers.sampled)
+        answers = answers_of(wanted, questions, self._ways, fed)
+        self._steps.note(self._numbers(mine), answers.sampled)
         own = [places[place] for place in mine]
         other.parts.append((answers, own))
-        other.states.update({own[number]: state for number, state in answers.states.items()})
+        other.states.update(_states(answers, [one.sampler for one in questions], own))
 
     # Other rows
 
@@ -335,8 +369,8 @@ class DeviceRunner(ModelRunner):
         for logits, questions in self._logits_of(asked, vectors):
             rows = row_of[start : start + len(questions)]
             mine = None if fed is None else fed.of(self._numbers(rows))
-            answers.append(Answers(logits, questions, self._ways, mine))
-            states.update({rows[number]: state for number, state in answers[-1].states.items()})
+            answers.append(answers_of(logits, questions, self._ways, mine))
+            states.update(_states(answers[-1], [one.sampler for one in questions], rows))
             start += len(questions)
         told = torch.cat([one.sampled for one in answers], dim=1)
         failures = torch.cat([one.has_failed for one in answers]).int()
@@ -363,9 +397,13 @@ class DeviceRunner(ModelRunner):
 
     def _fed(self, rows: Sequence[ForwardRow]) -> Fed | None:
         """None if no row has a source."""
-        if all(row.source < 0 for row in rows):
+        return self._fed_by([row.source for row in rows])
+
+    def _fed_by(self, from_rows: Sequence[int]) -> Fed | None:
+        """Likewise, of rows with such sources."""
+        if all(source < 0 for source in from_rows):
             return None
-        sources = self._numbers([row.source for row in rows])
+        sources = self._numbers(from_rows)
         has_source, sampled = sources >= 0, self._before.sampled
         if sampled is None:
             return Fed(torch.full_like(sources, -1), has_source)
@@ -376,7 +414,7 @@ class DeviceRunner(ModelRunner):
         """The row with the state that its source's sampler left."""
         if row.source < 0 or row.sampler is None:
             return row
-        sampler = SamplerRun(row.sampler.graph, row.sampler.initial, self._before.states.get(row.source))
+        sampler = SamplerRun(row.sampler.graph, row.sampler.initial, self._before.state_of(row.source))
         return replace(row, sampler=sampler)
 
     def _token_ids(self, rows: Sequence[ForwardRow]) -> Tensor:
@@ -391,3 +429,9 @@ class DeviceRunner(ModelRunner):
 
     def _numbers(self, numbers: Iterable[int] | NDArray[np.integer]) -> Tensor:
         return to_device(np.asarray(numbers, np.int64), self._device)
+
+
+def _states(answers: Answers, samplers: Sequence[SamplerRun | None], places: Sequence[int]) -> dict[int, SamplerState]:
+    """What samplers of questions left, by the place of whose they are."""
+    found = {places[number]: answers.state_of(number) for number, sampler in enumerate(samplers) if sampler is not None}
+    return {place: state for place, state in found.items() if state is not None}

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopwright.core.batch import DecodeRows
 from loopwright.core.calls import Sampling
 from loopwright.engine.draws import uniforms
 from loopwright.engine.transfer import to_device
@@ -43,9 +44,14 @@ class RowSamplings:
     has_typical: bool  # as has_top_k
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], device: torch.device, *, is_adjusted: bool = False) -> "RowSamplings":
-        """`is_adjusted` says that what makes rows special was dealt with: none is, and none is to be adjusted."""
-        special = () if is_adjusted else tuple(row for row, one in enumerate(samplings) if is_special(one))
+    def of(
+        cls, samplings: Sequence[Sampling], device: torch.device, others: Sequence[int] = (), *,
+        is_adjusted: bool = False,
+    ) -> "RowSamplings":  # fmt: skip
+        """`others` are special too, whatever their samplings. `is_adjusted` says that what makes rows special was dealt
+        with: none is, and none is to be adjusted."""
+        own = {row for row, one in enumerate(samplings) if is_special(one)}
+        special = () if is_adjusted else tuple(sorted(own.union(others)))
         plain = set(range(len(samplings))).difference(special)
         drawing = [one for row, one in enumerate(samplings) if row in plain and one.temperature > 0]
         rows = [_numbers(one) if row in plain else _NOTHING for row, one in enumerate(samplings)]
@@ -82,26 +88,34 @@ class SamplingColumns:
     """The columns of rows that were asked about before: the same rows come step after step."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: OrderedDict[tuple[int, ...], tuple[Sequence[Sampling], RowSamplings]] = OrderedDict()
-        self._last: tuple[Sequence[Sampling], RowSamplings] | None = None  # a decode group has one list for its rows
+        self.device = device
+        self._known: OrderedDict[tuple[object, ...], tuple[Sequence[Sampling], RowSamplings]] = OrderedDict()
+        self._last: tuple[Sequence[object], RowSamplings] | None = (
+            None  # a decode group has the same lists for its rows
+        )
 
-    def of(self, samplings: Sequence[Sampling]) -> RowSamplings:
-        """As `RowSamplings.of`."""
-        if self._last is None or self._last[0] is not samplings:
-            self._last = (samplings, self._find(samplings, is_adjusted=False))
+    def of_decodes(self, rows: DecodeRows) -> RowSamplings:
+        """Those with samplers are special."""
+        lists = (rows.samplings, rows.samplers)
+        if self._last is None or any(one is not other for one, other in zip(self._last[0], lists, strict=True)):
+            sampled = [row for row, one in enumerate(rows.samplers) if one is not None]
+            self._last = (lists, self.of(rows.samplings, sampled))
         return self._last[1]
+
+    def of(self, samplings: Sequence[Sampling], others: Sequence[int] = ()) -> RowSamplings:
+        """As `RowSamplings.of`."""
+        return self._find(samplings, tuple(others), is_adjusted=False)
 
     def of_adjusted(self, samplings: Sequence[Sampling]) -> RowSamplings:
         """Likewise, of rows whose logits are adjusted already."""
-        return self._find(samplings, is_adjusted=True)
+        return self._find(samplings, (), is_adjusted=True)
 
-    def _find(self, samplings: Sequence[Sampling], *, is_adjusted: bool) -> RowSamplings:
-        key = (is_adjusted, *map(id, samplings))  # whoever is in `_known` is not freed, so no other has its id
+    def _find(self, samplings: Sequence[Sampling], others: tuple[int, ...], *, is_adjusted: bool) -> RowSamplings:
+        key = (is_adjusted, others, *map(id, samplings))  # whoever is in `_known` is not freed, so no other has its id
         if (found := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return found[1]
-        columns = RowSamplings.of(samplings, self._device, is_adjusted=is_adjusted)
+        columns = RowSamplings.of(samplings, self.device, others, is_adjusted=is_adjusted)
         self._known[key] = (list(samplings), columns)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -150,8 +164,8 @@ def draw_rows(
 
 
 def is_special(sampling: Sampling) -> bool:
-    """Whether it asks for more than a draw gives."""
-    return bool(sampling.top_logprobs)
+    """Whether it asks for more than can be found beside a draw: the likeliest of what filters leave."""
+    return bool(sampling.top_logprobs) and sampling.logprobs == "processed"
 
 
 def is_adjusting(sampling: Sampling) -> bool:

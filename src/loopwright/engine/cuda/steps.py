@@ -170,12 +170,12 @@ class DecodeSteps:
         self.tables.forget()
         self.adjustments.forget()
 
-    def note(self, rows: Sequence[int], sampled: Tensor) -> None:
+    def note(self, rows: Tensor | slice, sampled: Tensor) -> None:
         """Puts what rows were answered, [2, rows] as `Answers.sampled`, where the outputs and the next inputs are."""
-        index = self.to_device(np.array(rows, np.int64))
-        self.adjustments.correct(index, self.buffers.outputs[0], sampled[0])
-        self.buffers.outputs[::2].index_copy_(1, index, sampled)
-        self.buffers.inputs[::4].index_copy_(1, index, sampled)
+        self.tables.noted()
+        self.adjustments.correct(rows, self.buffers.outputs[0], sampled[0])
+        self.buffers.outputs[::2, rows] = sampled
+        self.buffers.inputs[::4, rows] = sampled
 
     def _enter(self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None) -> int:
         """Has the rows in the buffers; the size of batch that has room for them."""

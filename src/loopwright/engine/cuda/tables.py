@@ -44,10 +44,16 @@ class RowTables:
         self._block_ids: Sequence[Sequence[int]] = ()
         self._sampled: Sequence[int] | None = None
         self._num_rows = 0  # in use by the step that ran last
+        self._singles: list[Sequence[int]] = []  # of its rows, if these were nothing but singles: their blocks
 
     def forget(self) -> None:
         """The next step sends everything: this one may not have run."""
         self._num_steps = -1
+        self._singles = []
+
+    def noted(self) -> None:
+        """The device's inputs are not all what the step left there."""
+        self._singles = []
 
     def sampled(self, token_ids: Sequence[int] | None) -> None:
         """What was told of the step that ran last; None: not what the device has as its next inputs."""
@@ -63,7 +69,10 @@ class RowTables:
             and (not decodes.sources or isinstance(decodes.sources, range))
         )
         num_rows = len(decodes) + len(singles)
-        changes = self._next(decodes) if is_next else self._anew(decodes, singles, num_padded)
+        changes = self._next(decodes) if is_next else self._next_singles(decodes, singles)
+        if changes is None:
+            changes = self._anew(decodes, singles, num_padded)
+            self._singles = [] if decodes else [one.block_ids for one in singles]
         self._num_steps = decodes.num_steps if not singles else -1
         self._block_ids = decodes.block_ids
         self._num_rows = num_rows
@@ -75,17 +84,35 @@ class RowTables:
         self.kv_lens[: self._num_rows] += 1
 
     def _next(self, decodes: DecodeRows) -> Changes:
-        num_rows = len(decodes)
-        kv_lens = self.kv_lens[:num_rows]
+        self._singles = []
+        at, blocks = self._reached(decodes.block_ids)
+        is_known = isinstance(decodes.sources, range) or decodes.token_ids is self._sampled
+        ids = None if is_known else np.array(decodes.token_ids, np.int32)
+        return Changes(at=at, blocks=blocks, ids=ids)
+
+    def _next_singles(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> Changes | None:
+        """If nothing but the ids is not known: rows that go on one by one, with the very lists of blocks that they had
+        in the step before."""
+        known = self._singles
+        if decodes or len(known) != len(singles) or any(map(_is_other, known, singles)):
+            return None
+        num_rows = len(singles)
+        own = np.array([(one.token_ids[0], one.positions[0], one.kv_len) for one in singles], np.int32).T
+        if (own[1] != self.positions[:num_rows]).any() or (own[2] != self.kv_lens[:num_rows]).any():
+            return None
+        at, blocks = self._reached(known)
+        return Changes(at=at, blocks=blocks, ids=own[0])
+
+    def _reached(self, block_ids: Sequence[Sequence[int]]) -> tuple[Numbers | None, Numbers]:
+        """The places of the flat table of rows whose next token begins a block, and those blocks."""
+        kv_lens = self.kv_lens[: len(block_ids)]
         reaching = np.flatnonzero(kv_lens % BLOCK_SIZE == 0)
         columns = kv_lens[reaching] // BLOCK_SIZE
-        new = [decodes.block_ids[row][column] for row, column in zip(reaching.tolist(), columns.tolist(), strict=True)]
+        new = [block_ids[row][column] for row, column in zip(reaching.tolist(), columns.tolist(), strict=True)]
         blocks = np.array(new, np.int32)
         self.table[reaching, columns] = blocks
         at = (reaching * self.table.shape[1] + columns).astype(np.int32)
-        is_known = isinstance(decodes.sources, range) or decodes.token_ids is self._sampled
-        ids = None if is_known else np.array(decodes.token_ids, np.int32)
-        return Changes(at=at if len(at) else None, blocks=blocks, ids=ids)
+        return at if len(at) else None, blocks
 
     def _anew(self, decodes: DecodeRows, singles: Sequence[ForwardRow], num_padded: int) -> Changes:
         num_decodes, num_rows = len(decodes), len(decodes) + len(singles)
@@ -94,8 +121,9 @@ class RowTables:
         inputs[1, :num_decodes] = decodes.positions
         inputs[2, :num_decodes] = decodes.kv_lens
         inputs[1:3, :num_decodes] += decodes.num_steps
-        for row, single in enumerate(singles, start=num_decodes):
-            inputs[:3, row] = single.token_ids[0], single.positions[0], single.kv_len
+        if singles:
+            own = [(one.token_ids[0], one.positions[0], one.kv_len) for one in singles]
+            inputs[:3, num_decodes:num_rows] = np.array(own, np.int32).T
         inputs[3, :num_rows] = 1
         self.positions[:num_padded], self.kv_lens[:num_padded] = inputs[1], inputs[2]
         tables = [*decodes.block_ids, *(single.block_ids for single in singles)]
@@ -111,3 +139,7 @@ class RowTables:
             table=self.table[:num_padded, :width],
             sources=np.array(sources, np.int32) if has_sources else None,
         )
+
+
+def _is_other(block_ids: Sequence[int], row: ForwardRow) -> bool:
+    return row.block_ids is not block_ids or row.source >= 0

@@ -46,6 +46,7 @@ FEW_BITS_GATED = (
     Tiling(64, 64, 128, 4, 3, folds=True), Tiling(128, 128, 128, 8, 2, folds=True),
 )  # fmt: skip
 """For 8 and 4 bits, likewise."""
+_FOUR_BITS_GATED = Tiling(32, 8, 256, 2, 4)  # in the place of the first of them
 ARRIVALS = 4096
 """Tiles that a split product has at most."""
 _PROGRAMS = (256, 512)  # that a split product has at least, for fewer than _LONG inputs and for more
@@ -55,10 +56,15 @@ _MAX_CHUNKS = 4
 _SMALL_BYTES = 8 << 20  # of a matrix of 8 bits that more than 128 rows multiply once it is bfloat16
 FIXED = Tiling(32, 32, 128, 4, 4)
 """For any number of rows, if a row's bits may not depend on it."""
-WIDE = Tiling(32, 128, 128, 4, 3)
-WIDE_GATED = Tiling(32, 128, 128, 8, 3)
-"""What may take the place of FIXED for more rows, where `agree` has seen equal bits. They have as many outputs, so that
-a tensor core's instruction is the same: for 64 and more it is another."""
+OWN = {
+    "plain": (*PRODUCT, Tiling(64, 128, 128, 8, 3)),
+    "few bits": (*FEW_BITS[:3], Tiling(32, 128, 128, 4, 3)),
+}
+OWN_GATED = {
+    "plain": (*GATED, Tiling(64, 128, 128, 8, 3)),
+    "few bits": (*FEW_BITS_GATED[:3], Tiling(32, 128, 128, 8, 3)),
+}
+"""What may take the place of FIXED where `agree` has seen equal bits. All multiply 16 inputs at a time, in order."""
 
 
 def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | None:
@@ -71,6 +77,8 @@ def tiling_for(matrix: Matrix, num_rows: int, *, is_gated: bool) -> Tiling | Non
     if num_rows > most or (is_small and num_rows > 128):
         return None
     tiling = next((one for one in tilings if num_rows <= one.rows), tilings[-1])
+    if matrix.kind == "int4" and tiling == FEW_BITS_GATED[0] and is_gated:
+        tiling = _FOUR_BITS_GATED
     return tiling if is_gated or matrix.kind == "plain" else _spread(tiling, matrix, num_rows)
 
 
@@ -83,11 +91,31 @@ def _spread(tiling: Tiling, matrix: Matrix, num_rows: int) -> Tiling:
     return replace(tiling, chunks=chunks, is_split=True) if chunks > 1 else tiling
 
 
-def fixed_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
-    """One for all numbers of rows, or a wide one for the kinds for which it is `alike`."""
-    if num_rows <= FIXED.rows or matrix.kind not in alike:
-        return FIXED
-    return WIDE_GATED if is_gated else WIDE
+def own_tiling(matrix: Matrix, num_rows: int, alike: Collection[MatrixKind], *, is_gated: bool) -> Tiling:
+    """One of those that give a row the same bits for any number of rows: FIXED, or for the kinds for which all are
+    `alike`, the fastest. In how many parts the inputs are is the matrix's alone."""
+    tiling, chunks = FIXED, 1 if is_gated else _own_chunks(matrix)
+    if matrix.kind in alike:
+        some = (OWN_GATED if is_gated else OWN)["plain" if matrix.kind == "plain" else "few bits"]
+        tiling = next((one for one in some if num_rows <= one.rows), some[-1])
+    is_split = tiling != FIXED and chunks > 1 and num_rows <= MOST_ROWS
+    return replace(tiling, chunks=chunks, is_split=is_split and num_tiles(tiling, matrix, num_rows) <= ARRIVALS)
+
+
+def own_sizes(kind: MatrixKind) -> list[int]:
+    """Numbers of rows by which all ways of `own_tiling` are taken, the largest with more than one tile of rows."""
+    name = "plain" if kind == "plain" else "few bits"
+    sizes = sorted({one.rows for some in (OWN[name], OWN_GATED[name]) for one in some})
+    return [*(size - 3 for size in sizes), sizes[-1] + 4]
+
+
+def _own_chunks(matrix: Matrix) -> int:
+    tiles, chunks = -(-matrix.num_outputs // FEW_BITS[1].outputs), 1
+    if matrix.kind == "plain":
+        return 1
+    while chunks < _MAX_CHUNKS and tiles * chunks < _PROGRAMS[0] and 4 * chunks * SPAN <= matrix.size:
+        chunks *= 2
+    return chunks
 
 
 def num_tiles(tiling: Tiling, matrix: Matrix, num_rows: int) -> int:

@@ -5,14 +5,17 @@ Nothing is looked at on the host before the step has been launched. Used by the 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.errors import BadRequest, ErrorInfo
-from loopwright.core.samplers import StateValue, TracedSampler
+from loopwright.core.samplers import SamplerState, StateValue
+from loopwright.engine.cuda.asks import Now, TracedAsks
 from loopwright.engine.cuda.distributions import num_allowed
-from loopwright.engine.cuda.traced_graphs import NOT_A_TOKEN, TracedSamplers
+from loopwright.engine.cuda.traced_graphs import CODE, LOGPROB, NOT_A_TOKEN, TOKEN, VALUE, TracedSamplers
 from loopwright.engine.draws import uniforms
 from loopwright.engine.sampler import Question
 from loopwright.engine.traced import TensorState, state_value
@@ -36,58 +39,84 @@ class CopiedState(TensorState):
         }
 
 
+class LeftStates(Sequence[SamplerState]):
+    """What a step left of one sampler, for each of its rows: made when it is asked for. `asks` says of which rows."""
+
+    def __init__(self, asks: TracedAsks, columns: Mapping[str, Tensor], landed: Mapping[str, Landing]) -> None:
+        self.asks, self.columns, self._landed = asks, columns, landed
+        size = sum(one.numel() * one.itemsize for one in columns.values())
+        self._apart: list[TensorState] | None = None
+        if size > _MAX_SHARED_BYTES and len(asks.rows) > 1:
+            rows = ({name: one[row : row + 1].clone() for name, one in columns.items()} for row in range(len(self)))
+            self._apart = [TensorState(one, 0) for one in rows]
+            self.columns = {}
+
+    def __len__(self) -> int:
+        return len(self.asks.rows)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether what each row carries lies by itself."""
+        return self._apart is not None
+
+    def __getitem__(self, row: Any) -> Any:  # noqa: ANN401 (nobody slices it)
+        return CopiedState(self.columns, row, self._landed) if self._apart is None else self._apart[row]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedGroup:
     """What came of the rows of one graph, [num_rows] each, on the device: the token, or float64 `scores` [num_rows,
-    vocab_size] to filter and draw from, in which -inf is not allowed; and whether that is no good."""
+    vocab_size] to filter and draw from, in which -inf is not allowed; and whether that is no good. `told` are tokens
+    and log-probabilities, and `errors` by row, when the copies are there."""
 
     token_ids: Tensor | None
     scores: Tensor | None
     has_failed: Tensor
-    states: Sequence[TensorState]
-    errors: Callable[[], list[ErrorInfo | None]]  # when the copies are there
+    states: LeftStates
+    told: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64]]]
+    errors: Callable[[], Mapping[int, ErrorInfo]]
 
 
 def run_group(
-    graph: TracedSampler, questions: Sequence[Question], logits: Tensor, samplers: TracedSamplers, copies: HostCopies
-) -> TracedGroup:
-    """Rows of one graph: float32 logits [num_rows, vocab_size] after penalties, biases and masks."""
+    asks: TracedAsks, questions: Sequence[Question], logits: Tensor, scores: Tensor, samplers: TracedSamplers, now: Now,
+    copies: HostCopies,
+) -> TracedGroup:  # fmt: skip
+    """Rows of one graph: float32 logits [num_rows, vocab_size], and after penalties, biases and masks; the very same if
+    there are none. `questions` are all that `asks` is of."""
     device, vocab_size = logits.device, logits.shape[1]
-    positions = np.array([one.position for one in questions])
-    seeds = np.array([one.sampling.seed for one in questions if one.sampling is not None], np.uint64)
-    sent = to_device(np.stack([positions.astype(np.float64), uniforms(seeds, positions)]), device)
-    runs = [one.sampler for one in questions if one.sampler is not None]
-    found = samplers.run(graph, runs, logits, sent)
-    is_token = found.token_ids is not None
-    codes, values = copies.take(found.failed), copies.take(found.value)
+    positions = now.positions[asks.rows.places]
+    sent = to_device(np.stack([positions.astype(np.float64), uniforms(asks.seeds, positions)]), device)
+    found = samplers.run(asks.graph, logits, scores, sent, now.carried(asks, vocab_size, device))
+    landed, is_token = copies.take(found.told), found.scores is None
 
-    def errors() -> list[ErrorInfo | None]:
-        if not codes().any():
-            return [None] * len(questions)
-        return [
-            _error(question, code, found.failures, float(number), vocab_size, is_token=is_token)
-            for question, code, number in zip(questions, codes().tolist(), values(), strict=True)
-        ]
+    def told() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        numbers = landed()
+        return numbers[:, TOKEN].astype(np.int64), numbers[:, LOGPROB]
 
-    states = _states(found.states, len(questions), copies)
-    return TracedGroup(found.token_ids, found.scores, found.failed > 0, states, errors)
+    def errors() -> dict[int, ErrorInfo]:
+        numbers, errors = landed(), dict[int, ErrorInfo]()
+        for row in np.flatnonzero(numbers[:, CODE]).tolist():
+            question, position = questions[asks.rows.places[row]], int(positions[row])
+            code, value = int(numbers[row, CODE]), float(numbers[row, VALUE])
+            errors[row] = _error(question, position, code, found.failures, value, vocab_size, is_token=is_token)
+        return errors
+
+    names = [name for name, one in found.states.items() if one.shape[1] == 1]
+    numbers = {name: _column(landed, place) for place, name in enumerate(names, start=VALUE + 1)}
+    token_ids = found.chosen[0] if is_token else None
+    states = LeftStates(asks, found.states, numbers)
+    return TracedGroup(token_ids, found.scores, found.chosen[1] > 0, states, told, errors)
 
 
-def _states(columns: Mapping[str, Tensor], num_rows: int, copies: HostCopies) -> list[TensorState]:
-    landed = {name: copies.take(one) for name, one in columns.items() if one.shape[1] == 1}
-    shared_bytes = sum(one.numel() * one.itemsize for one in columns.values())
-    if shared_bytes <= _MAX_SHARED_BYTES or num_rows == 1:
-        return [CopiedState(columns, row, landed) for row in range(num_rows)]
-    rows = ({name: one[row : row + 1].clone() for name, one in columns.items()} for row in range(num_rows))
-    return [TensorState(one, 0) for one in rows]
+def _column(landed: Landing, place: int) -> Landing:
+    return lambda: landed()[:, place : place + 1]
 
 
 def _error(
-    question: Question, code: int, failures: Sequence[str], value: float, vocab_size: int, *, is_token: bool
-) -> ErrorInfo | None:
+    question: Question, position: int, code: int, failures: Sequence[str], value: float, vocab_size: int, *,
+    is_token: bool,
+) -> ErrorInfo:  # fmt: skip
     """In the words of engine.sampler."""
-    if not code:
-        return None
     if code <= len(failures):
         why = failures[code - 1]
     elif not is_token:
@@ -96,7 +125,7 @@ def _error(
         why = f"{value:g} is not a token id from 0 to {vocab_size - 1}"
     else:
         why = f"token {value:g} is not one of the {_num_allowed(question, vocab_size)} allowed here"
-    return BadRequest(f"sampler, at position {question.position}: {why}", field="sampler").info()
+    return BadRequest(f"sampler, at position {position}: {why}", field="sampler").info()
 
 
 def _num_allowed(question: Question, vocab_size: int) -> int:

@@ -15,6 +15,7 @@ from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import BlockId
 from loopwright.core.late_bits import LateBits
 from loopwright.core.model_info import WeightDtype
+from loopwright.core.samplers import SamplerNode, SamplerRun, TracedSampler
 
 
 class RankSettings(msgspec.Struct, frozen=True):
@@ -75,7 +76,8 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllDecodes(msgspec.Struct, frozen=True, tag=True):
-    """The columns of DecodeRows. `has_all_sources`: each row is that of the step before."""
+    """The columns of DecodeRows. `has_all_sources`: each row is that of the step before. `sampled` are the places of
+    those with samplers, of which no more is told."""
 
     block_ids: list[list[BlockId]]
     kv_lens: list[int]
@@ -87,6 +89,8 @@ class AllDecodes(msgspec.Struct, frozen=True, tag=True):
     num_generated: list[int]
     sources: list[int]
     has_all_sources: bool
+    sampled: list[int]
+    unsure: list[int]
 
 
 class NextDecodes(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +122,7 @@ ToRank: TypeAlias = Begin | Step | Stop
 
 _NOBODY_LOOKS = LateBits()  # whatever a row chooses here
 _NOBODY_LOOKS.give(None)
+_SOME_SAMPLER = SamplerRun(TracedSampler((SamplerNode("scores"),), 0), {})  # whatever it was
 _encoder = msgspec.msgpack.Encoder(enc_hook=list)  # a range is a list of its numbers
 _from_rank = msgspec.json.Decoder(FromRank)
 _to_rank = msgspec.msgpack.Decoder(ToRank)
@@ -161,7 +166,10 @@ class StepWriter:
         if not len(rows):
             self._columns = ()
             return None
-        columns = (rows.block_ids, rows.kv_lens, rows.positions, rows.samplings, rows.generated, rows.num_generated)
+        columns = (
+            rows.block_ids, rows.kv_lens, rows.positions, rows.samplings, rows.generated, rows.num_generated,
+            rows.samplers, rows.unsure,
+        )  # fmt: skip
         has_all = isinstance(rows.sources, range)
         sources = [] if has_all else list(rows.sources)
         if self._columns and all(one is other for one, other in zip(columns, self._columns, strict=True)):
@@ -176,6 +184,7 @@ class StepWriter:
         return AllDecodes(
             block_ids, list(rows.kv_lens), list(rows.positions), list(rows.samplings), generated, list(rows.token_ids),
             rows.num_steps, list(rows.num_generated), sources, has_all,
+            [place for place, one in enumerate(rows.samplers) if one is not None], list(rows.unsure),
         )  # fmt: skip
 
 
@@ -197,9 +206,12 @@ class StepReader:
             return NO_DECODES
         sources: Sequence[int] = range(len(sent.token_ids)) if sent.has_all_sources else sent.sources
         if isinstance(sent, AllDecodes):
+            samplers: list[SamplerRun | None] = [None] * len(sent.token_ids)
+            for place in sent.sampled:
+                samplers[place] = _SOME_SAMPLER
             return DecodeRows(
                 sent.block_ids, sent.kv_lens, sent.positions, sent.samplings, sent.generated, sent.token_ids,
-                sent.num_steps, sent.num_generated, sources,
+                sent.num_steps, sent.num_generated, sources, samplers if sent.sampled else (), (), sent.unsure,
             )  # fmt: skip
         before = self._rows
         for column, added in ((before.block_ids, sent.blocks), (before.generated, sent.generated)):

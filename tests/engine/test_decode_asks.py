@@ -1,0 +1,198 @@
+"""Decode rows that ask for more than a token, on a device: whatever rows come and go between two steps, in any order,
+each text is what it is alone, and what samplers carry goes with them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from ahead_rig import row_results
+from device_rig import device_rig
+from loopwright.core.batch import ENTROPY, Batch, DecodeRows, ForwardRow, StepResult
+from loopwright.core.calls import Sampling
+from loopwright.core.samplers import SamplerRun, SamplerState
+from runner_rig import Rig, some_tokens
+from sampler_rig import SAMPLERS, STATES, initial, traced
+
+if TYPE_CHECKING:
+    from loopwright.core.batch import RowResult
+    from loopwright.engine.loaded_model import LoadedModel
+
+HOT = Sampling(temperature=1.0, seed=5)
+NUM_TEXTS = 8
+
+
+def sampler(name: str) -> SamplerRun:
+    return SamplerRun(traced(SAMPLERS[name], STATES.get(name)), initial(STATES.get(name)))
+
+
+@dataclass
+class Text:
+    """One text and what its rows ask for; `states` [number of tokens] are what its sampler has left."""
+
+    prompt: list[int]
+    table: list[int]
+    sampling: Sampling
+    sampler: SamplerRun | None
+    is_unsure: bool
+    tokens: list[int] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    tops: list[list[int]] = field(default_factory=list)
+    state: SamplerState | None = None
+
+    def take(self, result: RowResult) -> None:
+        assert result.error is None, result.error
+        self.tokens.append(result.sampled[0].token_id)
+        self.tops.append([token for token, _ in result.sampled[0].top_logprobs])
+        self.entropies += [one.entropy for one in result.distributions]
+        self.state = result.sampler_state
+
+    def last(self) -> object:
+        return None if self.state is None else self.state.values()
+
+
+def texts_of(rig: Rig) -> list[Text]:
+    """Of each pair of samplers several, so that groups are parted and put together."""
+    presence, mirostat = sampler("presence"), sampler("mirostat")
+    kinds = [
+        (HOT, presence, False), (Sampling(), mirostat, True), (Sampling(), presence, False), (HOT, None, False),
+        (Sampling(top_logprobs=3, frequency_penalty=0.7, **{"temperature": 1.0, "seed": 2}), None, True),
+        (Sampling(top_logprobs=2, logit_bias={9: 3.0}, repetition_penalty=1.4), mirostat, False),
+        (HOT, presence, True),
+        (Sampling(top_logprobs=2, logprobs="processed", top_p=0.8, temperature=1.0), None, False),
+    ]  # fmt: skip
+    return [
+        Text(some_tokens(9 + 2 * place, place), rig.blocks(64), *kind) for place, kind in enumerate(kinds[:NUM_TEXTS])
+    ]
+
+
+def prefill(rig: Rig, texts: list[Text]) -> None:
+    rows = [
+        ForwardRow(
+            one.table, 0, range(len(one.prompt)), one.prompt, sampling=one.sampling, sample_position=len(one.prompt),
+            sampler=one.sampler, distributions=[ENTROPY] if one.is_unsure else [],
+        )
+        for one in texts
+    ]  # fmt: skip
+    for one, result in zip(texts, rig.step(Batch(rows=rows)).rows, strict=True):
+        one.take(result)
+
+
+def decode(texts: list[Text], before: list[Text] | None) -> DecodeRows:
+    """The next step of these; `before` are those of the step that runs, if one does."""
+    sources = [] if before is None else [before.index(one) if one in before else -1 for one in texts]
+    nums = [len(one.tokens) + (before is not None and one in before) for one in texts]
+    lens = [len(one.prompt) + num - 1 for one, num in zip(texts, nums, strict=True)]
+    alone = [-1] * len(texts)
+    is_same = before is not None and sources == list(range(len(before)))
+    return DecodeRows(
+        [one.table for one in texts], lens, lens, [one.sampling for one in texts],
+        [one.tokens if one.sampling.has_penalties else () for one in texts],
+        [0 if source >= 0 else one.tokens[-1] for one, source in zip(texts, sources or alone, strict=True)],
+        0, [num - 1 for num in nums], range(len(texts)) if is_same else sources,
+        [one.sampler for one in texts], [one.state for one in texts],
+        [place for place, one in enumerate(texts) if one.is_unsure],
+    )  # fmt: skip
+
+
+def taken(texts: list[Text], rows: DecodeRows, result: StepResult) -> None:
+    for one, mine in zip(texts, row_results(result, rows.samplings, rows.unsure), strict=True):
+        one.take(mine)
+
+
+def check(found: list[Text], expected: list[Text]) -> None:
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.tokens == other.tokens, place
+        assert one.tops == other.tops, place
+        np.testing.assert_allclose(one.entropies, other.entropies, atol=1e-4)
+        mine, theirs = one.last(), other.last()
+        if not isinstance(theirs, dict):
+            assert mine is None
+            continue
+        for name, value in theirs.items():
+            if isinstance(value, bytes):
+                np.testing.assert_allclose(np.frombuffer(mine[name]), np.frombuffer(value), atol=1e-3)
+            else:
+                assert mine[name] == pytest.approx(value, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def expected(model: LoadedModel) -> list[Text]:
+    """Each alone, by the model runner."""
+    rig = Rig(model, num_blocks=256)
+    texts = texts_of(rig)
+    for one in texts:
+        prefill(rig, [one])
+        for _ in range(16):
+            rows = decode([one], None)
+            taken([one], rows, rig.step(Batch(decodes=rows)))
+    return texts
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_come_and_go_are_what_they_are_alone(
+    seed: int, is_ahead: bool, model: LoadedModel, expected: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `seed` 3 each row has a copy of what it carries."""
+    if seed == 3:
+        monkeypatch.setattr("loopwright.engine.cuda.traced_rows._MAX_SHARED_BYTES", 100)
+    rng, rig = random.Random(seed), device_rig(model, num_blocks=256)
+    texts = texts_of(rig)
+    prefill(rig, texts)
+    before: list[Text] | None = None
+    running: list[tuple[list[Text], DecodeRows, object]] = []
+    while any(len(one.tokens) < 17 for one in texts) or running:
+        under_way = before or []
+        left = [one for one in texts if len(one.tokens) + (one in under_way) < 17]
+        chosen = [one for one in left if before is None or one in before or one not in under_way]
+        if rng.random() < 0.5 and before and all(one in left for one in before):
+            chosen = before  # the very same rows
+        elif chosen:
+            chosen = rng.sample(chosen, rng.randint(1, len(chosen)))
+        if chosen:
+            rows = decode(chosen, before)
+            with torch.inference_mode():
+                running.append((chosen, rows, rig.runner.launch(Batch(decodes=rows))))
+        if running and (len(running) == 2 or not is_ahead or not chosen):
+            mine, had, launched = running.pop(0)
+            taken(mine, had, launched.result())
+        before = running[-1][0] if running else None
+    check(texts, expected)
+
+
+def test_a_row_that_asks_what_cannot_be_fails_alone_in_every_step(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    texts = texts_of(rig)[:3]
+    prefill(rig, texts)
+    texts[1].sampling = Sampling(logit_bias={9999: 1.0})
+    for _ in range(2):
+        rows = decode(texts, None)
+        found = row_results(rig.step(Batch(decodes=rows)), rows.samplings, rows.unsure)
+        assert [one.error is None for one in found] == [True, False, True]
+        assert "logit_bias" in found[1].error.message
+        assert [len(one.sampled) for one in found] == [1, 0, 1]
+
+
+def test_a_sampler_that_fails_fails_its_row_and_those_that_name_it(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    wrong = SamplerRun(traced(lambda scores: scores[5] * 0 + 999.5), {})
+    texts = texts_of(rig)[:2]
+    prefill(rig, texts)
+    texts[0].sampler, texts[0].state = wrong, None
+    first = decode(texts, None)
+    later = decode(texts, texts)
+    with torch.inference_mode():
+        launched = [rig.runner.launch(Batch(decodes=rows)) for rows in (first, later)]
+    for rows, one in zip((first, later), launched, strict=True):
+        found = row_results(one.result(), rows.samplings, rows.unsure)
+        assert found[0].error is not None
+        assert found[1].error is None
+    failed = row_results(launched[0].result(), first.samplings, first.unsure)[0].error
+    assert failed is not None
+    assert "999.5 is not a token id" in failed.message
