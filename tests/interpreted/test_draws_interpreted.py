@@ -8,6 +8,7 @@ import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.engine.cuda import filter_kernels, search_kernels
+from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
@@ -148,6 +149,27 @@ def test_a_row_that_is_not_finite_fails_alone_and_what_is_not_allowed_is_no_fail
     assert int(found[0, 0]) == choose(logits[0], samplings[0], 0)
     assert int(found[0, 3]) == choose(scores[3], samplings[3], 3)
     assert int(found[0, 3]) % 1000 == 1
+
+
+def test_the_likeliest_are_torchs_and_a_row_that_is_not_finite_fails_alone() -> None:
+    logits = some_rows(6, 3.0)
+    logits[1, 4500], logits[2, 3], logits[3, 4096] = torch.nan, -torch.inf, torch.inf
+    logits[4, [40, 4097]] = 99.0  # of two in different programs the first
+    found = []
+    for operations in (TritonOperations(), TorchOperations()):
+        buffers = DecodeBuffers.make(6, 1, 0, CPU)
+        buffers.failed[5], buffers.advance[:] = 1, 1
+        operations.end_greedy(buffers, 6, logits)
+        found.append(buffers)
+    mine, theirs = (one.outputs for one in found)
+    assert mine[2].tolist() == theirs[2].tolist() == [0, 1, 1, 1, 0, 1]
+    good = [0, 4, 5]
+    assert torch.equal(mine[0, good], theirs[0, good])
+    assert mine[0, 4] == 40
+    assert mine[1, good].view(torch.float32).tolist() == pytest.approx(
+        theirs[1, good].view(torch.float32).tolist(), abs=1e-5
+    )
+    assert torch.equal(found[0].inputs[1:], found[1].inputs[1:])
 
 
 def test_rows_are_adjusted_by_their_lines_and_what_they_choose_is_counted_there() -> None:
