@@ -175,6 +175,7 @@ def _attend(
     own_end = length + member // GROUP
     is_query = is_member[:, None] & (column < D)[None, :]
     queries = tl.load(query + (token * num_heads + head)[:, None] * D + column[None, :], mask=is_query, other=0.0)
+    own, own_bits = own_end, own_end
     if HAS_WINDOW:
         own_block = _blocks(blocks, own_end - 1, is_member, SIZE)
         own = tl.load(positions + own_block * SIZE + (own_end - 1) % SIZE, mask=is_member, other=0)
@@ -191,15 +192,10 @@ def _attend(
         is_loaded = is_here[:, None] & (column < D)[None, :]
         keys = tl.load(kv + at[:, None] + column[None, :], mask=is_loaded, other=0.0)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        is_seen = is_here[None, :]
-        if not IS_SINGLE:
-            is_seen = is_seen & (place[None, :] < own_end[:, None])
-        if HAS_WINDOW:
-            position = tl.load(positions + block * SIZE + place % SIZE, mask=is_here, other=0)
-            is_seen = is_seen & (own[:, None] - position[None, :] < window)
-        if HAS_MASK:
-            word = tl.load(bits + own_bits + at_place // 64, mask=own_bits >= 0, other=-1)
-            is_seen = is_seen & (((word[:, None] >> (place % 64)[None, :]) & 1) != 0)
+        is_seen = _seen(
+            place, is_here, own_end, positions, block, own, window, bits, own_bits, at_place, SIZE, IS_SINGLE, HAS_MASK,
+            HAS_WINDOW,
+        )  # fmt: skip
         scores = tl.where(is_seen, scores, -float("inf"))
         values = tl.load(kv + SIZE * num_kv_heads * D + at[:, None] + column[None, :], mask=is_loaded, other=0.0)
         top, total, sums = _with_round(
@@ -208,6 +204,24 @@ def _attend(
     _store(
         some, seen, top, total, sums, token, head, is_member, column, part, num_heads, start < end, D, PARTS
     )  # fmt: skip
+
+
+@triton.jit
+def _seen(
+    place, is_here, own_end, positions, block, own, window, bits, own_bits, at_place, SIZE: tl.constexpr,
+    IS_SINGLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Which of the places of a round a tile's tokens see."""
+    is_seen = is_here[None, :]
+    if not IS_SINGLE:
+        is_seen = is_seen & (place[None, :] < own_end[:, None])
+    if HAS_WINDOW:
+        position = tl.load(positions + block * SIZE + place % SIZE, mask=is_here, other=0)
+        is_seen = is_seen & (own[:, None] - position[None, :] < window)
+    if HAS_MASK:
+        word = tl.load(bits + own_bits + at_place // 64, mask=own_bits >= 0, other=-1)
+        is_seen = is_seen & (((word[:, None] >> (place % 64)[None, :]) & 1) != 0)
+    return is_seen
 
 
 @triton.jit
