@@ -8,7 +8,7 @@ from loopwright import Context, emit, speculate
 
 
 async def main(
-    text: str = "Print 'hello' 20 times: hello hello hello",
+    text: str = "The days: Monday, Tuesday, Wednesday. The days: Monday, Tuesday, Wednesday. The days:",
     max_tokens: int = 48,
     ngram: int = 2,
     drafts: int = 4,

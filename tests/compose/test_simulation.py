@@ -1,7 +1,7 @@
 """The real control layer over a device that only takes virtual time."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -80,12 +80,26 @@ def test_a_policy_decides_how_long_three_programs_of_three_tokens_take(policy: s
     assert run_in_virtual_time(main) == pytest.approx(seconds, abs=0.05)
 
 
-@pytest.mark.parametrize(("limit", "longest_s"), [("auto", 0.02), (0.0, 0.8), (0.1, 0.1)])
-def test_beside_a_stream_prompts_are_cut_so_that_its_next_token_comes_in_time(limit: float, longest_s: float) -> None:
+@dataclass(frozen=True)
+class Launched(StepCosts):
+    """A device that gets a step with prompts launch by launch: `least_s`, however few tokens there are."""
+
+    least_s: float = 0.0
+
+    def step_s(self, batch: Batch) -> float:
+        return max(self.least_s if batch.num_long_tokens else 0.0, StepCosts.step_s(self, batch))
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest_s", "least_s"), [("auto", 0.02, 0.0), ("auto", 0.0214, 0.019), (0.0, 0.8, 0.0), (0.1, 0.1, 0.0)]
+)
+def test_beside_a_stream_prompts_are_cut_so_that_its_next_token_comes_in_time(
+    limit: float, longest_s: float, least_s: float
+) -> None:
     """An engine with steps of 6 ms and 24 µs for a token of a prompt: 64 prompts of 512 tokens come while one stream
     runs. Before it, they would have come together: an engine that decodes for nobody takes them at once."""
     shape = replace(SHAPE, steps_ahead="usual", max_step_tokens=32768)
-    costs = StepCosts(((1, 0.006), (256, 0.0061)), token_s=24e-6)
+    costs = Launched(((1, 0.006), (256, 0.0061)), token_s=24e-6, least_s=least_s)
 
     async def main(clock: Clock) -> tuple[list[float], list[float]]:
         config = ControlConfig(prompt_step_s=limit)  # type: ignore[arg-type]
@@ -102,6 +116,9 @@ def test_beside_a_stream_prompts_are_cut_so_that_its_next_token_comes_in_time(li
 
             await asyncio.gather(*(prompt(100 + number) for number in range(64)))  # nobody decodes
             assert max(sizes) == 64 * 512
+            for number in range(20):  # what they told is long ago: now there are small steps, which launches take
+                with Caller(simulation.control, "small") as caller:
+                    await by_segment(caller, 1, prompt_len=200, first_token=500 + number)
             with Caller(simulation.control, "stream") as caller:
                 stream = asyncio.create_task(by_streaming(caller, 400))
                 await asyncio.sleep(0.1)

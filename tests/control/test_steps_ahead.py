@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import goes_ahead
 from loopwright.core.batch import Batch, StepResult
-from loopwright.core.calls import Generate, Grammar, KvWindow, Sampling, Veto, Watch
+from loopwright.core.calls import DistributionRequest, Generate, Grammar, KvWindow, Sampling, Veto, Watch
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
 from loopwright.core.ids import CallId, PageName
@@ -271,6 +271,133 @@ def test_what_needs_a_result_to_go_on_keeps_the_step_behind_it_waiting_for_it() 
     assert len(held.segment(call).tokens) >= 3
     assert all(len(one) == 0 or not one.sources for one in rows[:num_held]), "it misses no step"
     assert all(one.sources for one in rows[num_held + 1 :])
+
+
+PROMPT = tuple(range(5, 35))
+SMALL = ControlConfig(max_batch_tokens=11, max_batch_rows=4)
+
+
+def prompt(max_tokens: int = 4, **fields) -> Generate:
+    return generate(PROMPT, sampling=SAMPLING, max_tokens=max_tokens, **fields)
+
+
+def pieces(rig: Rig) -> list[tuple[int, int]]:
+    """KV length and tokens of each longer row that ran."""
+    return [(row.kv_len, row.num_tokens) for batch in rig.executor.batches for row in batch.rows if row.num_tokens > 1]
+
+
+def test_the_next_piece_of_a_prompt_is_formed_while_one_runs_and_rows_beside_it_miss_no_step() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
+    plain, long = rig.open("plain"), rig.open("long")
+    call = plain.submit(segment(max_tokens=12))
+    rig.step()
+    cut = long.submit(prompt())
+    sizes = []
+    while rig.begin():
+        sizes.append([batch.num_long_tokens for batch in rig.running])
+        rig.end()
+    assert sizes[:5] == [[0, 10], [10, 10], [10, 10], [10, 0], [0, 0]]
+    assert pieces(rig) == [(0, 10), (10, 10), (20, 10)]
+    assert all(batch.decodes.sources for batch in rig.executor.batches[1:12])
+    assert list(plain.segment(call).tokens) == expected(5, 12)
+    assert list(long.segment(cut).tokens) == NaiveContext().generate(PROMPT, range(len(PROMPT)), SAMPLING, 4, ())
+
+
+def test_what_goes_on_with_more_than_a_piece_misses_no_step() -> None:
+    """A last token alone, which is a row of another kind, and a window that moves: the next step waits."""
+    for fields, size in (({}, 30), ({"window": KvWindow(size=12, sinks=0)}, 11)):
+        rig = Rig(is_ahead=True, config=ControlConfig(max_batch_tokens=size, max_batch_rows=4))
+        plain, run = rig.open("plain"), rig.open("a")
+        theirs = plain.submit(segment(max_tokens=9))
+        rig.step()
+        call = run.submit(replace(prompt(), **fields))
+        sizes = []
+        while rig.begin():
+            sizes.append([batch.num_tokens for batch in rig.running])
+            rig.end()
+        alone = Rig(config=ControlConfig(max_batch_tokens=512))
+        other = alone.open("a")
+        expecting = other.submit(replace(prompt(), **fields))
+        alone.drain()
+        assert sizes[:3] == ([[1, 30], [30], [2, 2]] if size == 30 else [[1, 11], [11], [11]])
+        assert run.segment(call).tokens == other.segment(expecting).tokens
+        assert list(plain.segment(theirs).tokens) == expected(5, 9)
+
+
+def test_a_segment_whose_last_piece_ran_ahead_takes_its_turn_with_rows_of_one_token() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
+    run = rig.open("a")
+    call = run.submit(prompt())
+    for _ in range(3):
+        rig.begin()
+        rig.end()
+    assert rig.running[0].num_tokens == 1
+    assert rig.controller._scheduler._long == []
+    rig.drain()
+    assert list(run.segment(call).tokens) == NaiveContext().generate(PROMPT, range(len(PROMPT)), SAMPLING, 4, ())
+
+
+@pytest.mark.parametrize("num_ended", [0, 1])
+def test_a_prompt_that_is_interrupted_between_two_pieces_has_what_ran_of_it(num_ended: int) -> None:
+    """The piece ahead writes where nobody looks, and the run goes on from there."""
+    rig = Rig(is_ahead=True, config=SMALL)
+    run, other = rig.open("a"), rig.open("other")
+    call, theirs = run.submit(prompt()), other.submit(segment(6, max_tokens=9))
+    for _ in range(num_ended):
+        rig.step()
+    rig.begin()
+    rig.controller.interrupt(run.session, call)
+    rig.end()
+    found = run.segment(call)
+    assert (found.tokens, found.reason) == ((), "interrupted")
+    assert 0 < found.kv_len < len(PROMPT)
+    rest = PROMPT[found.kv_len :]
+    held = tuple(100 + place for place in range(found.num_pages))
+    again = run.submit(generate(rest, sampling=SAMPLING, max_tokens=4, kv_len=found.kv_len, pages=held, grow_from=200))
+    rig.drain()
+    assert list(run.segment(again).tokens) == NaiveContext().generate(PROMPT, range(len(PROMPT)), SAMPLING, 4, ())
+    assert list(other.segment(theirs).tokens) == expected(6, 9)
+
+
+def test_a_piece_that_fails_ends_its_prompt_and_the_one_behind_it_is_wasted() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
+    run, other = rig.open("a"), rig.open("other")
+    call, theirs = run.submit(prompt()), other.submit(segment(6, max_tokens=9))
+    rig.executor.fail_rows = {PROMPT[3]: BadRequest("NaN").info()}
+    rig.drain()
+    assert run.error(call).message == "NaN"
+    assert pieces(rig) == [(0, 10), (10, 10)], "no third one"
+    assert list(other.segment(theirs).tokens) == expected(6, 9)
+    run.session.close()
+    other.session.close()
+    rig.assert_all_free()
+
+
+def test_a_run_that_closes_between_two_pieces_is_gone_when_both_have_run() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
+    run = rig.open("a")
+    run.submit(prompt())
+    rig.begin()
+    assert len(rig.running) == 2
+    run.session.close()
+    rig.drain()
+    assert pieces(rig) == [(0, 11), (11, 11)]
+    rig.assert_all_free()
+
+
+def test_each_piece_answers_the_questions_about_its_own_tokens() -> None:
+    rig = Rig(is_ahead=True, config=SMALL)
+    run = rig.open("a")
+    asked = tuple(DistributionRequest(index=index, k=3) for index in (0, 10, 11, 15, 22, 29))
+    call = run.submit(text(PROMPT, grow_from=PageName(1), distributions=asked))
+    rig.begin()
+    assert len(rig.running) == 2
+    rig.drain()
+    alone = Rig()
+    whole = alone.open("a")
+    same = whole.submit(text(PROMPT, grow_from=PageName(1), distributions=asked))
+    alone.drain()
+    assert run.forwarded(call).distributions == whole.forwarded(same).distributions
 
 
 def test_calls_that_answer_their_program_do_not_hold_up_the_others() -> None:

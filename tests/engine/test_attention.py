@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from engine_rig import CLOSE, Rig, dense_rows, log_softmax, runs_of, some_tokens
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loopwright.core.batch import ForwardRow
 from loopwright.core.errors import Unavailable
-from loopwright.engine.attention import make_attention, visible_places
+from loopwright.engine.attention import make_attention, seen_places, visible_places
 from loopwright.engine.byte_model import BYTE_CONFIG
 from loopwright.engine.kv_cache import KvCache
 from loopwright.engine.loaded_model import LoadedModel
@@ -24,6 +26,16 @@ def test_run_lengths_alternate_from_hidden() -> None:
     assert visible_places((2, 3, 1), 8).tolist() == [False, False, True, True, True, False, False, False]
     assert visible_places((0, 1, 2, 1), 5).tolist() == [True, False, False, True, False]
     assert not visible_places((), 3).any()
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=7), st.integers(0, 12)), max_size=6))
+def test_visibilities_of_many_tokens_are_those_of_each(tokens: list[tuple[list[int], int]]) -> None:
+    """Each with as many places as its visible runs reach, and some more; a hidden run at the end has any length."""
+    masks = [tuple(runs) for runs, _ in tokens]
+    widths = [sum(runs[: len(runs) // 2 * 2]) + more for runs, more in tokens]
+    expected = [visible_places(runs, width) for runs, width in zip(masks, widths, strict=True)]
+    found = seen_places(masks, np.array(widths, np.int64))
+    assert found.tolist() == [bool(one) for row in expected for one in row]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17, 50])

@@ -18,13 +18,17 @@ from loopwright.core.batch import Batch, BlockCopy, DecodeRows, EmbedRow, Forwar
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.core.errors import BadRequest, InternalError, Unavailable
 from loopwright.engine.byte_model import BYTE_CONFIG, byte_model
+from loopwright.engine.cuda.attention import SdpaAttention, new_places
 from loopwright.engine.cuda.choice import choose_device
+from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.dummy import SHAPES, dummy_model, shape_config
 from loopwright.engine.cuda.executor import DeviceExecutor
 from loopwright.engine.cuda.experts import Mixture
 from loopwright.engine.cuda.layers import misfit
+from loopwright.engine.cuda.matrices import kinds
 from loopwright.engine.cuda.memory import MemoryPlan, step_tokens
 from loopwright.engine.cuda.operations import TorchOperations
+from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.executor import create_executor
 from loopwright.engine.oracle import Oracle
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loopwright.core.batch import RowResult
+    from loopwright.engine.attention import AttentionRow
+    from loopwright.engine.cuda.cache import DeviceKvCache
     from loopwright.engine.loaded_model import LoadedModel
 
 CLOSE = {"atol": 5e-5, "rtol": 1e-5}
@@ -249,9 +255,9 @@ def count_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decoder = rig.runner._decoder
     run_layers = decoder._run_layers
 
-    def counted(residual: torch.Tensor, *rest: object) -> torch.Tensor:
+    def counted(residual: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
         passes.append(len(residual))
-        return run_layers(residual, *rest)
+        return run_layers(residual, *rest, **options)
 
     monkeypatch.setattr(decoder, "_run_layers", counted)
     return passes
@@ -413,10 +419,55 @@ def test_a_head_whose_values_are_not_finite_is_cached_as_zeros_behind_a_key_of_n
     qkv[0, 3, 1] = torch.inf  # the second KV head's value
     kv = torch.zeros(1, 2, 16, 1, 4)
     turn = (torch.ones(1, 2), torch.zeros(1, 2))
-    query = TorchOperations().rotate_and_store(qkv, turn, torch.tensor([5]), kv, 2, None)
+    query = TorchOperations().rotate_and_store(qkv, turn, torch.tensor([5]), kv, 2, None, is_kept=True)
     assert query.isfinite().all()
     assert kv[0, 0, 5].isnan().all()
     assert not kv[0, 1, 5].any()
+    torch.testing.assert_close(qkv[0, 2:], kv[0, :, 5, 0], equal_nan=True)
+
+
+class OwnKeys:
+    """A way to attend that reads a prompt's own keys and values where they were made, of rows without a prefix."""
+
+    name, takes_own = "own", True
+
+    def __init__(self, cache: DeviceKvCache) -> None:
+        self._cache, self._reference = cache, SdpaAttention(cache)
+        self.num_compared = 0
+
+    def plan(self, rows: Sequence[AttentionRow], positions: torch.Tensor) -> OwnKeys:
+        self._places, self._planned = torch.from_numpy(new_places(rows)), self._reference.plan(rows, positions)
+        return self
+
+    def attend(self, layer: int, query: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        kv = self._cache.layers[layer]
+        block, offset = self._places // 16, self._places % 16
+        assert torch.equal(own, torch.cat([kv[block, 0, offset], kv[block, 1, offset]], dim=1))
+        self.num_compared += len(own)
+        return self._planned.attend(layer, query, own)
+
+
+def test_prompts_find_their_own_keys_and_values_as_they_are_cached(model: LoadedModel) -> None:
+    """Alone, several at once, and beside rows that decode, whose keys are not among theirs."""
+    ways: list[OwnKeys] = []
+
+    def make(model: LoadedModel, num_blocks: int, num_slots: int) -> DeviceRunner:
+        parts = DeviceParts.make(model, num_blocks=num_blocks, device=torch.device("cpu"), dtype=torch.float32)
+        ways.append(OwnKeys(parts.cache))
+        decoder = DeviceDecoder(model, parts.cache, ways[-1], parts.operations, torch.float32, kinds("auto"))
+        return DeviceRunner(
+            model,
+            dataclasses.replace(parts, attention=ways[-1], decoder=decoder),
+            num_slots=num_slots,
+            max_rows=MAX_ROWS,
+        )
+
+    rig, num_layers = Rig(model, make_runner=make), model.config.num_layers
+    blocks = rig.blocks(40)
+    rig.rows(rig.row(some_tokens(9), block_ids=blocks))
+    columns = DecodeRows([blocks], [9], [9], [Sampling()], [()], [5], 0)
+    rig.step(Batch(decodes=columns, rows=[rig.row(some_tokens(20, 1)), rig.row(some_tokens(33, 2))]))
+    assert ways[0].num_compared == num_layers * (9 + 20 + 33)
 
 
 def test_after_a_batch_that_failed_its_rows_fail_too(model: LoadedModel) -> None:

@@ -12,7 +12,7 @@ from engine_rig import pairs
 from test_device_sampling import questions, some_logits
 
 from kernels_here import needs_kernels
-from loopwright.core.batch import ForwardRow
+from loopwright.core.batch import ForwardRow, RowResult
 from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.asked import Asked
 from loopwright.engine.native import answers, build
@@ -24,7 +24,6 @@ from loopwright.weights.store import cache_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loopwright.core.batch import RowResult
     from loopwright.engine.native.compiler import InstructionSet
 
 pytestmark = needs_kernels
@@ -251,6 +250,18 @@ def test_nothing_is_answered_behind_a_wrong_draft_unless_it_is_asked_for(native:
     assert told([asking], logits[:5], native)[0].error is not None
     [seen] = told([asking], logits[5:], native)
     assert len(seen.distributions) == 1
+
+
+@pytest.mark.parametrize("num_right", [0, 2, 4])
+def test_no_work_is_done_behind_a_wrong_draft(native: Answering, num_right: int) -> None:
+    """Of rows that could well be answered, so that only the draft can be why they are not."""
+    logits = some_logits(10, seed=24)
+    tokens = chosen_one_by_one(Sampling(), logits[:5], native)
+    drafts = [*tokens[:num_right], *((one + 1) % 3000 for one in tokens[num_right:4])]
+    asked = [question for _, question in drafted(Sampling(), drafts).questions]
+    found = native(logits, [*asked, *asked])[:5]  # beside a row of another, which has its own drafts
+    assert [one.token_id for one in found[: num_right + 1]] == tokens[: num_right + 1]
+    assert found[num_right + 1 :] == [RowResult()] * (4 - num_right)
 
 
 def test_forced_drafts_are_each_the_only_token_in_its_place(native: Answering) -> None:

@@ -153,11 +153,49 @@ def test_decode_steps_of_any_size_are_graphs_that_equal_single_rows(num_rows: in
         assert np.quantile(gap, share) < 0.1
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-4, seed=3)], ids=["greedy", "drawn"])
-def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(sampling: Sampling) -> None:
-    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended."""
-    model, num_rows = model_of("heads of 128, 4 of a group"), 5
+@pytest.mark.parametrize(
+    ("name", "has_graphs"),
+    [("heads of 64, 4 of a group", False), ("heads of 128, 4 of a group", False), ("heads of 128, 4 of a group", True)],
+)
+def test_a_prompt_that_is_not_finite_harms_none_beside_it_and_nothing_before(name: str, has_graphs: bool) -> None:
+    """All of them without a prefix, so that their keys and values lie side by side; and as a graph."""
+    model, broken = model_of(name), 9
+    model.weights["embedding"][broken] = float("inf")
+    prompts = [
+        [1 + token % 200 + 20 * (token % 200 == broken - 1) for token in some_tokens(60, seed)] for seed in range(3)
+    ]
+    rig, reference = on_device(model, has_graphs=has_graphs), on_device(model, "reference")
+    expected = [reference.logprobs(prompt) for prompt in prompts]
+    bad = [*prompts[1][:30], broken, *prompts[1][31:]]
+    rows = [rig.row(prompts[0]), rig.row(bad), rig.row(prompts[2])]
+    asked = replace(rows[1], distributions=rows[1].distributions[:30])
+    first, before, last = rig.rows(rows[0], asked, rows[2])
+    for found, wanted in zip((first, before, last), (expected[0], expected[1][:30], expected[2]), strict=True):
+        assert noise(dense_rows(found), wanted) < MAX_NOISE
+    assert rig.rows(rows[1])[0].error is not None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_rows", "has_passes"),
+    [
+        (Sampling(), 5, True),
+        (Sampling(), 40, True),
+        (Sampling(temperature=1e-4, seed=3), 5, True),
+        (Sampling(), 5, False),
+    ],
+    ids=["greedy", "many", "drawn", "launch by launch"],
+)
+def test_prompts_beside_decode_rows_share_their_pass_and_are_within_the_noise(
+    sampling: Sampling, num_rows: int, has_passes: bool
+) -> None:
+    """Chunks of a prompt beside rows that decode, then decode rows alone: a graph goes on where the pass ended. A pass
+    is a graph itself, or launched one by one."""
+    model = model_of("heads of 128, 4 of a group")
     rig, reference = on_device(model), on_device(model, "reference")
+    if has_passes and rig.runner._steps._passes is None:
+        pytest.skip("prompts are no graphs yet")
+    if not has_passes:
+        rig.runner._steps._passes = None
     prompts = [some_tokens(20 + 5 * place, place) for place in range(num_rows)]
     tables = [rig.blocks(len(prompt) + 40) for prompt in prompts]
     rig.rows(*(rig.row(prompt, block_ids=table) for prompt, table in zip(prompts, tables, strict=True)))

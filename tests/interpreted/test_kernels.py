@@ -114,7 +114,7 @@ def filled_cache(num_blocks: int, config: ModelConfig = CONFIG) -> DeviceKvCache
 
 def attended(backend, rows: list[AttentionRow], query: Tensor) -> Tensor:
     positions = torch.cat([torch.arange(row.kv_len, row.kv_len + row.num_tokens) for row in rows])
-    return backend.plan(rows, positions).attend(0, query)
+    return backend.plan(rows, positions).attend(0, query, query[:, :0])
 
 
 def test_attention_is_torchs_with_and_without_masks() -> None:
@@ -163,8 +163,8 @@ def test_windows_go_by_position_in_prompts_and_in_steps(is_deterministic: bool, 
         [cache.positions[row.block_ids[0] * BLOCK_SIZE + row.kv_len :][: row.num_tokens] for row in rows]
     )
     backend = TileAttention(cache, 6, is_deterministic=is_deterministic)
-    expected = SdpaAttention(cache).plan(rows, positions).attend(0, query)
-    found = backend.plan(rows, positions).attend(0, query)
+    expected = SdpaAttention(cache).plan(rows, positions).attend(0, query, query[:, :0])
+    found = backend.plan(rows, positions).attend(0, query, query[:, :0])
     assert is_near(found, expected)
     operations = TritonOperations(() if is_deterministic else None)
     table = torch.tensor([row.block_ids for row in rows], dtype=torch.int32)
@@ -179,6 +179,29 @@ def test_windows_go_by_position_in_prompts_and_in_steps(is_deterministic: bool, 
         assert torch.equal(singles[1:], found[[100, 101]])
 
 
+@pytest.mark.parametrize("head_dim", [16, 24])
+@pytest.mark.parametrize("window", [None, 150])
+def test_places_that_all_tokens_of_a_tile_see_are_compared_with_nothing(window: int | None, head_dim: int) -> None:
+    """Rounds before a window, across where it begins, whole ones, and those of the tile's own tokens; one place within
+    the whole ones is hidden by its position."""
+    cache = filled_cache(60, dataclasses.replace(CONFIG, head_dim=head_dim, windows=(window,)))
+    cache.positions[(20 + 15) * BLOCK_SIZE + 3] -= 400
+    rows = [AttentionRow(list(range(20)), 250, 50), AttentionRow(list(range(20, 40)), 259, 60)]
+    query = numbers(110, 6, head_dim, seed=4).bfloat16()
+    own = query[:, :0]
+    positions = torch.cat(
+        [cache.positions[row.block_ids[0] * BLOCK_SIZE + row.kv_len :][: row.num_tokens] for row in rows]
+    )
+    expected = SdpaAttention(cache).plan(rows, positions).attend(0, query, own)
+    planned = TileAttention(cache, 6).plan(rows, positions)
+    assert is_near(planned.attend(0, query, own), expected)
+    cache.layers[0][6, 0] = torch.nan  # places 96 to 111: who sees one of them fails
+    num_failing = 50 if window is None else 111 + window - 250
+    found = planned.attend(0, query, own)
+    assert found[:num_failing].isnan().all()
+    assert found[num_failing:].isfinite().all()
+
+
 @pytest.mark.parametrize("alike", [None, ()], ids=["fast", "deterministic"])
 def test_a_step_reads_no_page_before_the_window(alike: tuple[MatrixKind, ...] | None) -> None:
     cache = filled_cache(20, dataclasses.replace(CONFIG, windows=(30,)))
@@ -186,7 +209,7 @@ def test_a_step_reads_no_page_before_the_window(alike: tuple[MatrixKind, ...] | 
     table, lens = torch.arange(20, dtype=torch.int32)[None].clone(), torch.tensor([320], dtype=torch.int32)
     reach = operations.reach(table, lens, cache.positions, 30)
     assert reach.first is not None
-    assert reach.first.tolist() == [290]
+    assert reach.first.tolist() == [[290], [290]], "and from there on it sees all"
     table[:, :12] = 999_999  # an address that is nobody's
     found = operations.attend(numbers(1, 6, 16).bfloat16(), cache.layers[0], table, lens, reach)
     assert found.isfinite().all()
@@ -257,6 +280,14 @@ def test_norms_before_and_after_and_over_heads_are_torchs() -> None:
                for one, kv in zip((ours, torchs), caches, strict=True)]  # fmt: skip
     assert is_near(*queries)
     assert is_near(*caches)
+    qkv[2, 8, 3], qkv[4, 9, 5] = float("inf"), float("nan")  # values of either KV head
+    kept = [qkv.clone() for _ in range(2)]
+    for one, own, kv in zip((ours, torchs), kept, caches, strict=True):
+        one.rotate_and_store(own, rotation, places, kv, 6, head_norms, is_kept=True)
+        cached = kv[places // BLOCK_SIZE, :, places % BLOCK_SIZE].flatten(1, 2)
+        assert torch.equal(own[:, 6:].nan_to_num(9.0), cached.nan_to_num(9.0))
+        assert torch.equal(own[:, :6], qkv[:, :6])
+        assert [(row, head) for row, head in own[:, 6:].isnan().any(-1).nonzero().tolist()] == [(2, 0), (4, 1)]
 
 
 @pytest.mark.parametrize("num_rows", [5, 40])

@@ -51,6 +51,8 @@ def _costs(program: Program) -> str:
     permissions = program.metadata.permissions
     if permissions.http or permissions.tools:
         return "not measured: it calls tools | | | | |"
+    if "sandbox.run(" in program.source:
+        return "not measured: it runs code in a sandbox | | | | |"
     cost = cost_of(program)
     return _cells(cost) if cost.code == "ok" else f"not measured: it ends as `{cost.code}` here | | | | |"
 

@@ -98,3 +98,27 @@ def test_a_draft_that_is_right_saves_four_steps_of_five_and_one_that_is_wrong_is
     finally:
         for executor in executors.values():
             executor.close()
+
+
+@pytest.mark.parametrize("has_small", [True, False])
+def test_a_draft_is_another_model_of_the_server_or_it_says_that_there_is_none(has_small: bool) -> None:
+    def count(history: tuple[int, ...]) -> int:
+        return 97 + len(history) % 7
+
+    names = ("large", "small") if has_small else ("large",)
+    executors: dict[str, Executor] = {name: ScriptedExecutor(count) for name in names}
+
+    async def scenario() -> None:
+        async with serving(executors) as served:
+            outcome = await served.run(
+                program_source("draft_speculation"), model="large", question=QUESTION, max_tokens=10
+            )
+            assert [set(one) for one in emitted(outcome)[:-1]] == ([] if has_small else [{"no gain"}])
+            steps = await served.num_steps()
+            assert steps.get("small", 0) > 0 or not has_small
+
+    try:
+        in_loop(scenario)
+    finally:
+        for executor in executors.values():
+            executor.close()

@@ -58,13 +58,20 @@ def test_early_tools_starts_its_tools_in_the_middle_of_the_turn() -> None:
 
 
 def test_code_act_answers_from_what_it_has_seen_when_its_turns_are_over() -> None:
-    code = "```python\nprint(sum(data))\n```\n"
-    outcome = run_program("code_act", [code, code, "Answer: 6.5\n"], task="The sum?", data=[6.5], max_turns=2)
-    assert (outcome.result, len(emitted(outcome))) == ("6.5", 2)
+    first, second = "```python\nprint(sum(data))\n```\n", "```python\nprint(max(data))\n```\n"
+    turns = [first, second, "Answer: 6.5\n"]
+    outcome = run_program("code_act", turns, task="The sum?", data=[6.5], max_turns=2)
+    assert (outcome.result, [one["printed"] for one in emitted(outcome)]) == ("6.5", ["6.5\n", "6.5\n"])
+
+
+@pytest.mark.parametrize("end", ["```python\nprint(sum(data))\n```\nAnswer:\n", "Answer: \n"])
+def test_code_act_answers_what_was_printed_where_the_model_says_nothing_new(end: str) -> None:
+    outcome = run_program("code_act", ["```python\nprint(sum(data))\n```\n", end, "Answer:\n"])
+    assert (outcome.result, len(emitted(outcome))) == ("18", 1)
 
 
 def test_code_act_reads_its_error_writes_better_code_and_answers() -> None:
-    wrong = "I sum.\n```python\nprint(sum(date))\n```\n"
+    wrong = "```python\nprint(sum(date))\n```\n"
     right = "I mistyped.\n```python\nprint(sum(data))\n```\n"
     outcome = run_program("code_act", [wrong, right, "Answer: 6.5"], task="The sum?", data=[1, 2, 3.5])
     assert outcome.result == "6.5"

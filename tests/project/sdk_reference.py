@@ -17,6 +17,7 @@ from loopwright.compose.config import RuntimeConfig
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
 from loopwright.sdk import options
+from loopwright.sdk.argument_check import behind
 
 SDK_REFERENCE = ROOT / "docs" / "sdk.md"
 METADATA_REFERENCE = ROOT / "docs" / "metadata.md"
@@ -96,7 +97,11 @@ def undescribed() -> list[str]:
 
 
 def _function(name: str, function: types.FunctionType, level: str = "###") -> str:
-    word = "async " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
+    word = (
+        "async "
+        if inspect.iscoroutinefunction(behind(function)) or inspect.isasyncgenfunction(behind(function))
+        else ""
+    )
     return f"{level} `{name}`\n\n```python\n{word}{name}{_signature(function)}\n```\n\n{_text(function)}"
 
 

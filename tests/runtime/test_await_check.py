@@ -11,8 +11,7 @@ def found_in(*lines: str) -> list[tuple[int, str, str]]:
     """Line within main, message and hint."""
     body = "".join(f"    {line}\n" for line in lines)
     source = f"import asyncio\nfrom loopwright import Context, Store, emit, http, tokenize\nasync def main():\n{body}"
-    found = check_program(source, "p.py", MODULES)
-    assert all(one.code == "await" for one in found), found
+    found = [one for one in check_program(source, "p.py", MODULES) if one.code == "await"]
     return [(one.line - 3, one.message, one.hint) for one in found]
 
 

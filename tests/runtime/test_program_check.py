@@ -85,6 +85,136 @@ WRONG = {
         ],
         [(7, 50, "argument", "tool_choice is one of auto, none, required, rain, not 'snow'")],
     ),
+    "a loop over what is awaited": (
+        ["parts = ctx.stream(max_tokens=3)", "for part in parts:", "    print(part.text)"],
+        [(5, 17, "await", "TokenStream is not for 'for'")],
+    ),
+    "a comprehension over what is awaited": (
+        ["[part.text for part in ctx.stream()]"],
+        [(4, 28, "value", "TokenStream is not for 'for'")],
+    ),
+    "a list of what is awaited": (
+        ["list(ctx.stream())"],
+        [(4, 10, "value", "TokenStream is not for 'list': its parts are awaited")],
+    ),
+    "a part of a stream with tools": (
+        [
+            "from loopwright import ToolCall",
+            "async for part in ctx.stream(tools=[]):",
+            "    print(part.anything)",
+            "async for chunk in ctx.stream():",
+            "    print(chunk.name)",
+        ],
+        [(8, 21, "name", "Chunk has no 'name'")],
+    ),
+    "a block that is not entered": (
+        ["async for token in ctx.watch():", "    print(token)"],
+        [(4, 24, "value", "ctx.watch(…) is not entered")],
+    ),
+    "options of another type": (
+        ["await ctx.generate(max_tokens='ten', stop=3, until=None, logit_bias={2.5: 1})"],
+        [
+            (4, 35, "argument", "max_tokens: 'ten' is not int or None"),
+            (4, 47, "argument", "stop: 3 is not str or a list of str"),
+            (4, 73, "argument", "logit_bias: the key 2.5 is not int"),
+        ],
+    ),
+    "options beyond their limits": (
+        ["await ctx.generate(until='', top_p=1.5, stop=['a', ''], max_tokens=0)", "ctx.watch(temperature=-1)"],
+        [
+            (4, 30, "argument", "until: '' is refused: Expected `str` of length >= 1"),
+            (4, 40, "argument", "top_p: 1.5 is refused: Expected `float` <= 1.0"),
+            (4, 50, "argument", "stop: ['a', ''] is refused: Expected `str` of length >= 1"),
+            (4, 72, "argument", "max_tokens: 0 is refused: Expected `int` >= 1"),
+            (5, 27, "argument", "temperature: -1 is refused: Expected `float` >= 0.0"),
+        ],
+    ),
+    "one text for several": (
+        ["from loopwright import choice", "choice('yes')"],
+        [(5, 12, "argument", "options: 'yes' is not a list of str")],
+    ),
+    "a tool that is in no list": (
+        ["from loopwright import tool", "@tool", "def rain(x: int): 'Rains.'", "await ctx.generate(tools=rain)"],
+        [(7, 30, "argument", "tools: a Tool is not a list of Tool")],
+    ),
+    "a tool without types": (
+        ["from loopwright import tool", "@tool", "def rain(where, when: str = ''): 'Rains.'"],
+        [(6, 14, "argument", "the tool rain: where has no type")],
+    ),
+    "a tool that nobody awaits": (
+        ["from loopwright import tool", "@tool", "async def rain(): 'Rains.'", "rain()"],
+        [(7, 5, "await", "Tool(…) is never awaited: it does nothing")],
+    ),
+    "an answer for its text": (
+        ["turn = await ctx.generate()", "ctx.user(turn)", "return turn"],
+        [
+            (5, 14, "argument", "text: a Turn is not str"),
+            (6, 12, "argument", "what main returns is the run's result: a Turn is no JSON value; its .text is"),
+        ],
+    ),
+    "what is sent and is no JSON": (
+        ["from loopwright import emit", "emit(await ctx.generate())", "emit({'a': {1}})", "emit(turn := 3)"],
+        [
+            (5, 10, "argument", "a Turn is no JSON value; its .text is"),
+            (6, 10, "argument", "a: {1} is no JSON value; a list of it is"),
+        ],
+    ),
+    "a coroutine for a function": (
+        ["from loopwright import speculate", "async def draft(): ...", "await speculate(ctx, draft())"],
+        [(6, 26, "argument", "drafter: draft(…) is not a function")],
+    ),
+    "an answer as a text": (
+        [
+            "turn = await ctx.generate()",
+            "turn + '!'",
+            "'!' + turn",
+            "turn[0]",
+            "turn == 'yes'",
+            "'y' in turn",
+            "turn()",
+        ],
+        [
+            (5, 5, "value", "a Turn is not for an operator"),
+            (6, 11, "value", "a Turn is not for an operator"),
+            (7, 5, "value", "a Turn has no parts to take with []"),
+            (8, 5, "value", "a Turn never equals 'yes'"),
+            (9, 12, "value", "a Turn has nothing in it to look for"),
+            (10, 5, "value", "a Turn is no function"),
+        ],
+    ),
+    "a loop over an answer": (
+        ["for word in await ctx.generate(): ..."],
+        [(4, 17, "value", "a Turn has no parts to go through")],
+    ),
+    "a main that yields": (["yield 3"], [(4, 5, "argument", "main yields, and a run has one result")]),
+    "asyncio's own that nobody awaits": (
+        ["import asyncio", "asyncio.sleep(1)"],
+        [(5, 5, "await", "asyncio.sleep(…) is never awaited: it does nothing")],
+    ),
+    "what the sandbox has not": (
+        [
+            "import subprocess, asyncio, socket as s",
+            "from threading import Timer as Pool",
+            "subprocess.run(['ls'])",
+            "Pool()",
+            "s.create_connection(('x', 80))",
+            "asyncio.run(main())",
+            "input()",
+            "breakpoint()",
+        ],
+        [
+            (6, 5, "sandbox", "subprocess.run: the sandbox has no processes"),
+            (7, 5, "sandbox", "Pool: the sandbox has no threads"),
+            (8, 5, "sandbox", "s.create_connection: the sandbox has no sockets"),
+            (9, 5, "sandbox", "asyncio.run: main runs in a loop already"),
+            (10, 5, "sandbox", "input: the sandbox has no keyboard"),
+            (11, 5, "sandbox", "breakpoint: the sandbox has no debugger"),
+        ],
+    ),
+    "a name that nothing binds": (
+        ["turn = await ctx.generate()", "return tunr.text"],
+        [(5, 12, "name", "'tunr' is bound nowhere")],
+    ),
     "a host in a formatted text": (
         ["await http.post(f'http://a.example:8080/{ctx}')"],
         [(4, 21, "permission", "the program may not reach a.example:8080; permitted: nothing")],
@@ -98,7 +228,78 @@ def test_what_is_wrong_is_said_with_its_place(case: str) -> None:
     assert found_in(in_main(*lines)) == findings
 
 
+SAMPLERS = {
+    "a branch": ("if tensor.highest(scores) > 3: return 1", 1),
+    "a branch on what was made of it": ("rest = more = scores * 2; low = rest[3] < 0\n    if low: return 1", 1),
+    "a loop": ("while scores[3] > 0: scores = scores - 1", 1),
+    "and, or, not": ("return 1 if not scores[0] else (scores[1] and 2)", 2),
+    "its state": ("if state['n'] > 3: return 1, state", 1),
+    "its value": ("return float(scores[0])", 1),
+    "going through it": ("return max(one for one in scores)", 1),
+    "its size": ("if len(scores) > 3: return 1", 0),
+    "what is no tensor": ("k = 3\n    if k > 2 and tensor is not None: return scores", 0),
+    "what may be one or not": ("k = 3\n    k = scores[0]\n    if k: return scores", 0),
+    "all of tensor's own": ("return tensor.where(scores > 0, scores, -1.0) if K else scores", 0),
+}
+
+
+@pytest.mark.parametrize("case", SAMPLERS)
+def test_a_sampler_that_looks_at_its_values_is_found_unless_it_may(case: str) -> None:
+    body, number = SAMPLERS[case]
+    source = (
+        f"from loopwright import Context, tensor\nK = 1\ndef s(scores, state=None):\n    {body}\n    return scores\n"
+    )
+    main = "async def main():\n    await Context().generate(sampler=s{})\n"
+    found = found_in(source + main.format(""))
+    assert [code for _, _, code, _ in found] == ["sampler"] * number
+    assert all(message == "the sampler s looks at a value that is not there yet" for *_, message in found)
+    assert found_in(source + main.format(", sampler_fallback=True")) == []
+
+
+def test_a_sampler_is_no_async_function() -> None:
+    lines = ["async def s(scores): return scores", "await ctx.generate(sampler=s)"]
+    top = "from loopwright import Context\nasync def s(scores): return scores"
+    assert found_in(in_main(lines[1], top=top)) == [(5, 32, "sampler", "a sampler is no async function, as s is")]
+
+
 RIGHT = {
+    "names that are bound in odd places": [
+        "match ctx:",
+        "    case {'a': one, **rest}: print(one, rest)",
+        "    case [first, *others] | (first as others): print(first, others)",
+        "try: ...",
+        "except* ValueError as error: print(error)",
+        "if (found := [x for x in range(3) if x]): print(found, __name__, __file__)",
+        "def inner(*args, key=3, **more: int): return args, key, more, later",
+        "later = 3",
+        "class Kind:",
+        "    a: int = 1",
+        "    b = [a]",
+        "    def method(self): return __class__, Kind",
+        "del later",
+    ],
+    "values that may be anything": [
+        "turn = await ctx.generate()",
+        "turn = turn.text",
+        "turn + 'a', turn[0], turn == 'a', 'a' in turn",
+        "other = await ctx.generate()",
+        "other == turn, other != other, other.tokens[0], len(other.tokens)",
+        "dist = await ctx.next_dist(4)",
+        "[one for one in dist], list(dist), len(dist)",
+    ],
+    "a block that is entered": [
+        "from loopwright import subscribe",
+        "watched = ctx.watch()",
+        "async with watched:",
+        "    async for token in watched: print(token.id)",
+        "[part.text async for part in ctx.stream()]",
+    ],
+    "what may not be there": ["try:", "    import socket", "    socket.socket()", "except OSError: ..."],
+    "a function of one's own by a name": ["def input(x): return x", "input('a')"],
+    "limits themselves": [
+        "await ctx.generate(max_tokens=1, top_p=1, min_p=0.0, stop='x', stop_tokens=[], temperature=None, until='x')",
+        "await ctx.generate(stop=['a'] * 64, logit_bias={'5': 1.0}, allowed=range(3), logprobs='raw')",
+    ],
     "a name that is bound twice": ["ctx = object()", "ctx.generat()"],
     "keywords out of a dict": ["options = {}", "await ctx.generate(**options)", "ctx.append(*[1])"],
     "a task": [

@@ -233,8 +233,12 @@ def test_causes_are_shown_without_foreign_lines(anywhere: Bench) -> None:
         ("main = 3\n", "program.py has no function `main`; add"),
         ("import sys\nasync def main():\n    sys.exit(3)\n", r"^SystemExit: 3 \(program.py, line 3\)"),
         ("raise SystemExit\nasync def main(): pass\n", r"^SystemExit \(program.py, line 1\)"),
-        ("async def main():\n    return {1, 2}\n", "main returned something that is not JSON: Object of type set"),
-        ("async def main():\n    return float('nan')\n", "main returned something that is not JSON"),
+        (
+            "async def main():\n    return {1, 2}\n",
+            r"main returned .* not JSON: \{1, 2\} is no JSON value; a list of it is",
+        ),
+        ("async def main():\n    return [float('nan')]\n", r"not JSON: \[0\]: nan is not a finite number"),
+        ("async def main():\n    x = []; x.append(x); return x\n", "main returned .* not JSON: Circular"),
         ("async def main(x):\n    pass\n", "missing 1 required positional argument: 'x'"),
         ("class E(Exception):\n    def __str__(self): 1 / 0\nasync def main():\n    raise E\n", "cannot be shown"),
         ("import asyncio\nasync def main():\n    raise asyncio.CancelledError\n", "^CancelledError"),
@@ -309,15 +313,23 @@ def test_random_numbers_differ_from_run_to_run(wasm: Bench) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("'\\ud800'", "emit_text: a text holds half of a surrogate pair, U+D800"),
-        ("float('nan')", "emit_text: text: nan is not a finite number"),
+        ("emit_text('\\ud800')", "emit_text: a text holds half of a surrogate pair, U+D800"),
+        ("emit(float('nan'))", "emit: value: nan is not a finite number"),
+        ("emit({'a': [Turn.nothing(3)]})", "emit: value.a[0]: Turn("),
+        ("emit([{'a': {1}}])", "emit: value[0].a: {1} is no JSON value; a list of it is"),
+        ("emit({(1, 2): 3})", "emit: value: the key (1, 2) is no text"),
+        ("emit(asyncio.sleep(0))", " is no JSON value; write await before it"),
+        ("emit_text(Turn.nothing(3))", "text: Turn("),
+        ("x = []; x.append(x); emit(x)", "emit: Circular reference detected"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
 def test_what_json_cannot_hold_is_an_error_at_the_line_that_sends_it(anywhere: Bench, value: str, message: str) -> None:
     body = f"""
-    from loopwright import BadRequest, emit_text
+    import asyncio
+    from loopwright import BadRequest, Turn, emit, emit_text
     try:
-        emit_text({value})
+        {value}
     except BadRequest as error:
         emit_text("caught")
         return str(error)

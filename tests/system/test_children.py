@@ -591,7 +591,8 @@ def test_a_child_of_somebody_else_is_not_to_be_heard_or_cancelled() -> None:
             victim = await system.start("import asyncio\nasync def main():\n    await asyncio.Event().wait()\n")
             body = f"""
 found = []
-child = children.Child({str(victim.run_id)!r}, None)
+child = children.Child.__new__(children.Child)
+vars(child).update(run_id={str(victim.run_id)!r}, _port=children.current_port())
 child.cancel()
 try:
     async for event in child.events():

@@ -130,16 +130,16 @@ def test_the_sandbox_has_the_same_constructors() -> None:
     in_loop(scenario)
 
 
-def test_what_is_no_grammar_is_a_type_error_of_the_program() -> None:
+def test_what_is_no_grammar_is_refused_by_name() -> None:
     async def scenario() -> None:
         source = (
             'from loopwright import Context\nasync def main():\n    await Context().generate(grammar={"type": "null"})'
         )
         async with byte_system() as system:
             final = (await system.run(source)).final
-            assert final.code == "program_error"
             assert final.error is not None
-            assert "grammar takes what json_schema" in final.error.message
+            assert (final.code, final.error.field) == ("bad_request", "grammar")
+            assert final.error.message == "grammar: {'type': 'null'} is not Grammar or None"
 
     in_loop(scenario)
 

@@ -15,10 +15,11 @@ REFUSED = {
     "ctx.generate(stop=['a'] * 65)": ("generate.stop: 65 of them is refused: Expected `array` of length <= 64", ""),
     "ctx.generate(seed=2**62)": (f"generate.sampling.seed: {2**62} is refused: Expected `int` <= {2**62 - 1}", ""),
     "ctx.generate(top_p=1.5)": ("generate.sampling.top_p: 1.5 is refused: Expected `float` <= 1.0", ""),
-    "ctx.generate(temperature='hot')": (
-        'generate.sampling.temperature: "hot" is refused: Expected `float`, got `str`',
-        "",
-    ),
+    "ctx.generate(stop=['a'] * 64, until='b')": ("until: is one stop more beside 64 of stop; the limit is 64", "until"),
+    "ctx.generate(until='')": ("until: '' is empty", "until"),
+    "ctx.generate(temperature='hot')": ("temperature: 'hot' is not float or None", "temperature"),
+    "ctx.generate(max_tokens='ten')": ("max_tokens: 'ten' is not int or None", "max_tokens"),
+    "ctx.generate(stop=3)": ("stop: 3 is not str or a list of str", "stop"),
     "ctx.generate(temperature=float('nan'))": ("temperature: nan is not a finite number", ""),
     "ctx.generate(logit_bias={65: float('-inf')})": ("logit_bias.65: -inf is not a finite number", ""),
     "ctx.generate(stop_entropy=float('inf'))": ("stop_entropy: inf is not a finite number", ""),
@@ -29,6 +30,7 @@ REFUSED = {
 }
 ALLOWED = (
     "ctx.generate(max_tokens=1)", "ctx.generate(stop=['a'] * 64, max_tokens=1)",
+    "ctx.generate(stop=['a'] * 63, until='b', max_tokens=1)",
     "ctx.generate(seed=2**62 - 1, max_tokens=1)",
     "ctx.generate(top_p=1.0, max_tokens=1)", "ctx.verify([1] * 256)", "ctx.next_dist(1)", "ctx.next_dist(260)",
     "ctx.truncate(67)", "ctx.truncate(1)",

@@ -194,7 +194,7 @@ def test_the_text_of_a_watched_segment_is_not_sent_while_it_may_be_taken_back() 
         async with byte_system() as system:
             body = """
 try:
-    await ctx.generate(emit=True, watch=4)
+    await ctx._segments.whole(emit=True, options={"watch": 4})
 except BadRequest as error:
     return [error.field]
 """
@@ -226,5 +226,52 @@ return [told, len(watched.turn.tokens)]
             told, num_tokens = await result_of(system, body)
             assert [message[:26] for message in told] == ["there is no token to veto:"] * 2
             assert num_tokens == 4
+
+    in_loop(scenario)
+
+
+UNTIL = """
+async def watched(ctx, **options):
+    num_vetoes = 0
+    async with ctx.watch(window=window, max_tokens=max_tokens, ignore_eos=True, **options) as watched:
+        async for token in watched:
+            if token.id % 3 == 0 and num_vetoes < 3:
+                watched.veto()
+                num_vetoes += 1
+            else:
+                num_vetoes = 0
+    return watched.turn
+
+by_hand = await ctx.fork()
+turn = await watched(ctx, until=until)
+other = await watched(by_hand, stop=until)
+by_hand.append(until)
+await ctx.flush()
+await by_hand.flush()
+after = await ctx.generate(max_tokens=4, ignore_eos=True, seed=1)
+by_hand_after = await by_hand.generate(max_tokens=4, ignore_eos=True, seed=1)
+same = [turn.text == other.text, ctx.tokens == by_hand.tokens, after.tokens == by_hand_after.tokens]
+return [same, turn.reason, turn.text, ctx.tokens]
+"""
+
+
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize(("max_tokens", "why"), [(24, "stop"), (3, "length")])
+def test_a_watched_segment_goes_until_a_text_and_its_context_has_it(window: int, max_tokens: int, why: str) -> None:
+    tokens = looked_at(24, lambda token: token % 3 == 0)
+    place = next(place for place in range(4, 23) if max(tokens[place : place + 2]) < 128)
+    until = bytes(tokens[place : place + 2]).decode()
+    full = bytes(token for token in tokens if token < 256)
+    kept = full[: full.index(until.encode())] if why == "stop" else full[:3]
+
+    async def scenario() -> None:
+        async with byte_system() as system:
+            body = UNTIL.replace("window=window", f"window={window}").replace(
+                "max_tokens=max_tokens", f"max_tokens={max_tokens}"
+            )
+            same, reason, text, ids = await result_of(system, body, until=until)
+            assert (same, reason) == ([True, True, True], why)
+            assert text.encode() == kept.decode(errors="replace").encode()
+            assert bytes(ids[-4 - len(until) : -4]).decode() == until
 
     in_loop(scenario)

@@ -20,7 +20,7 @@ class BlockPool(Pool[BlockId]):
         super().__init__(ids)
         self.cache = PrefixCache()
         self.num_evicted = 0  # blocks that the cache gave up for others
-        self._num_users: Counter[BlockId] = Counter()
+        self._num_users: dict[BlockId, int] = {}  # of those that are used
 
     @property
     def num_free(self) -> int:
@@ -39,17 +39,18 @@ class BlockPool(Pool[BlockId]):
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Gives each block one user more. They are cached or in use."""
         for block in blocks:
-            if not self._num_users[block]:
+            num_users = self._num_users.get(block, 0)
+            if not num_users:
                 self.cache.lock(block)
-            self._num_users[block] += 1
+            self._num_users[block] = num_users + 1
 
     def give(self, unit: BlockId) -> None:
         """One user less."""
-        assert self._num_users[unit] > 0, f"nobody uses block {unit}"
-        self._num_users[unit] -= 1
-        if self._num_users[unit]:
+        num_users = self._num_users.pop(unit, 0)
+        assert num_users, f"nobody uses block {unit}"
+        if num_users > 1:
+            self._num_users[unit] = num_users - 1
             return
-        del self._num_users[unit]
         if unit in self.cache:
             self.cache.unlock(unit)
         else:
@@ -57,7 +58,7 @@ class BlockPool(Pool[BlockId]):
 
     def num_others(self, block: BlockId) -> int:
         """Users of the block but one."""
-        return self._num_users[block] - 1
+        return self._num_users.get(block, 0) - 1
 
     def num_unkept(self, prefix: Prefix) -> int:
         """How many of the prefix's last pages the cache may not have."""
@@ -70,7 +71,7 @@ class BlockPool(Pool[BlockId]):
 
     def disown(self, block: BlockId) -> None:
         """Has the cache forget the block, for its one user is going to write there."""
-        assert self.num_others(block) == 0, f"block {block} has {self._num_users[block]} users"
+        assert self.num_others(block) == 0, f"block {block} has {self.num_others(block) + 1} users"
         if block in self.cache:
             self._empty(self.cache.forget(block))
 

@@ -312,12 +312,17 @@ class DecodeGroup:
 
     def take_full(self) -> list[OpenCall]:
         """Those that have no place for their next token. Each leaves, or `has_grown`."""
-        due = self._full.pop(self._num_formed, ())
-        return [call for call in dict.fromkeys(due) if call in self._rows and self._room(call) == 0]
+        due, rows = self._full.pop(self._num_formed, ()), self._rows
+        return [call for call in dict.fromkeys(due) if call in rows and self._room(call) == 0]
 
     def has_grown(self, call: OpenCall) -> None:
         """The call has places for tokens to come. One that has none is among the next `take_full`."""
         self._full[self._num_formed + self._room(call)].append(call)
+
+    def have_grown(self, calls: Sequence[OpenCall]) -> None:
+        """As `has_grown`, of those that had no place and have a page more."""
+        if calls:
+            self._full[self._num_formed + self._size] += calls
 
     def look_at(self, call: OpenCall) -> None:
         """The call may be over when the next step is."""

@@ -34,16 +34,19 @@ class Feed:
         "_distributions",
         "_found",
         "_generated",
+        "_has_run_many",
         "_held",
         "_is_divisible",
         "_is_going_on",
         "_kv_len",
         "_mask",
+        "_num_ahead",
         "_num_drafts",
         "_num_in_row",
         "_num_run",
         "_output_slots",
         "_picked",
+        "_picked_ahead",
         "_positions",
         "_sample_position",
         "_sampler",
@@ -95,11 +98,14 @@ class Feed:
         self.texts: Sequence[tuple[int, int] | None] = ()  # of each input slot: the token and position in it, if known
         self._sampler: SamplerRun | None = None  # chooses the token after the last input
         self._num_run = self._num_in_row = 0
+        self._num_ahead = 0  # inputs of a chunk behind the row that runs
+        self._has_run_many = False
         self._is_going_on = False  # the last input is that of a call of its own
         self.num_cached = 0  # inputs whose KV was there before the call
         self.num_recorded = kv_len  # the KV place up to which the content of pages is noted
         self._found: dict[int, Distribution] = {}  # by place in `distributions`
         self._picked: Sequence[int] = ()  # the requests that the running row answers
+        self._picked_ahead: Sequence[int] = ()
 
     @property
     def kv_len(self) -> int:
@@ -134,7 +140,7 @@ class Feed:
     @property
     def has_run_many(self) -> bool:
         """Whether the row that ran last had more than one input."""
-        return self._num_in_row > 1
+        return self._has_run_many
 
     @property
     def num_skippable(self) -> int:
@@ -211,9 +217,14 @@ class Feed:
         return self._tokens[first:last], self._positions[first:last]
 
     @property
+    def num_beyond(self) -> int:
+        """Inputs that are in no row yet; while one runs."""
+        return self.num_left - self._num_in_row - self._num_ahead
+
+    @property
     def is_through(self) -> bool:
         """Whether the row that was made last leaves nothing to run."""
-        return self._num_in_row == self.num_left
+        return self.num_beyond == 0
 
     @property
     def is_last_row(self) -> bool:
@@ -230,12 +241,27 @@ class Feed:
         row = self._next_row(max_tokens)
         return row if self.view is None else self.view.of(row)
 
+    def chunk_ahead(self, max_tokens: int) -> ForwardRow | None:
+        """The chunk behind the one that runs, of which it needs nothing but that it runs before; None if what may not
+        be cut is too long. For a feed that sees all that is cached."""
+        assert self.view is None, "what leaves a window is known behind the chunk"
+        num_left = self.num_beyond
+        num_taken = num_left if num_left <= max_tokens else min(max_tokens, num_left - self._num_drafts - 1)
+        if num_taken <= 0:
+            return None
+        start = self._num_run + self._num_in_row
+        self._num_ahead, self._picked_ahead = num_taken, self._picks(start, start + num_taken)
+        return self._chunk(start, start + num_taken, self._picked_ahead)
+
     def advance(self, result: RowResult) -> bool:
         """Takes what came of the row. True when the call is over."""
+        picked, self._picked, self._picked_ahead = self._picked, self._picked_ahead, ()
         self._kv_len += self._num_in_row
         self._num_run += self._num_in_row
-        if self._picked:
-            self._found.update(zip(self._picked, result.distributions, strict=True))
+        self._has_run_many = self._num_in_row > 1
+        self._num_in_row, self._num_ahead = self._num_ahead, 0
+        if picked:
+            self._found.update(zip(picked, result.distributions, strict=True))
         self.sampled = result.sampled
         if self._num_run < self.num_inputs:
             return False
@@ -264,7 +290,8 @@ class Feed:
         if self._num_in_row < self.num_left:
             self._num_in_row = min(self._num_in_row, self.num_left - self._num_drafts - 1)
         if self._num_in_row < self.num_inputs:
-            return self._chunk(self._num_run, self._num_run + self._num_in_row)
+            self._picked = self._picks(self._num_run, self._num_run + self._num_in_row)
+            return self._chunk(self._num_run, self._num_run + self._num_in_row, self._picked)
         self._picked = range(len(self._distributions))
         return ForwardRow(
             self.block_ids, self.kv_len, self._positions, self._tokens, self._slots, self._mask, self._output_slots,
@@ -272,20 +299,27 @@ class Feed:
             self._are_drafts_forced, self._allowed_bits, self._sampler,
         )  # fmt: skip
 
-    def _chunk(self, start: int, end: int) -> ForwardRow:
-        indices = [one.index if one.index >= 0 else self.num_inputs - 1 for one in self._distributions]
-        self._picked = [place for place, index in enumerate(indices) if start <= index < end]
+    def _picks(self, start: int, end: int) -> Sequence[int]:
+        """The requests that a chunk answers."""
+        return [place for place in range(len(self._distributions)) if start <= self._index(place) < end]
+
+    def _index(self, place: int) -> int:
+        """The input that a request is about."""
+        index = self._distributions[place].index
+        return index if index >= 0 else self.num_inputs - 1
+
+    def _chunk(self, start: int, end: int, picked: Sequence[int]) -> ForwardRow:
         first_output = self.num_inputs - len(self._output_slots)
         is_last = end == self.num_inputs
         return ForwardRow(
             block_ids=self.block_ids,
-            kv_len=self.kv_len,
+            kv_len=self.kv_len + start - self._num_run,
             positions=self._positions[start:end],
             token_ids=self._tokens[start:end],
             input_slots=self._slots[start:end],
             mask=None if self._mask is None else self._mask[start:end],
             output_slots=self._output_slots[max(0, start - first_output) : max(0, end - first_output)],
-            distributions=[_moved(self._distributions[place], indices[place] - start) for place in self._picked],
+            distributions=[_moved(self._distributions[place], self._index(place) - start) for place in picked],
             sampling=self._sampling if is_last else None,
             sample_position=self._sample_position if is_last else 0,
             num_drafts=self._num_drafts if is_last else 0,

@@ -19,8 +19,11 @@ PageTable: TypeAlias = NameTable[PageName, BlockId]
 
 def names_to_grow(call: OpenCall, num_pages: int) -> list[PageName]:
     """What the pages are called that the call lacks to have so many."""
-    num_new = max(0, num_pages - len(call.pages))
-    return [_next_name(call, place) for place in range(num_new)]
+    num_new = num_pages - len(call.pages)
+    if num_new <= 0:
+        return []
+    first = _next_name(call)
+    return [PageName(name) for name in range(first, first + num_new)]
 
 
 def grow_by(call: OpenCall, table: PageTable, names: Sequence[PageName]) -> list[Page]:
@@ -89,9 +92,9 @@ def keep_before(call: OpenCall, feed: Feed, holdings: Holdings, end: int, block_
     table.drop(pages)
 
 
-def _next_name(call: OpenCall, place: int = 0) -> PageName:
+def _next_name(call: OpenCall) -> PageName:
     """Behind the pages that the segment has grown, those included that have left its window."""
     assert isinstance(call.call, Generate), "other calls bind their pages at issue"
     assert isinstance(call.work, SegmentFeed)
     num_grown = len(call.pages) + len(call.work.freed) - len(call.call.pages)
-    return PageName(call.call.grow_from + num_grown + place)
+    return PageName(call.call.grow_from + num_grown)

@@ -101,11 +101,13 @@ class NameTable(Generic[NameT, IdT]):
         """Gives a unit to each that has none. The caller has asked `can_back`."""
         if self.num_held == self.num_backed:
             return
+        num_backed = 0
         for resource in resources:
             if resource.id is None:
                 resource.id = self._pool.take()
-                self._count_backed(1)
-                self.num_moved += 1
+                num_backed += 1
+        self._count_backed(num_backed)
+        self.num_moved += num_backed
 
     def num_unbacked(self, resources: Iterable[Resource[IdT]]) -> int:
         """How many have no unit: mostly none of the whole table."""
@@ -121,14 +123,13 @@ class NameTable(Generic[NameT, IdT]):
 
     def unback(self, resources: Iterable[Resource[IdT]]) -> None:
         """Takes the units of resources that live on."""
-        for resource in resources:
-            self._give_back(resource)
+        self._give_back(resources)
 
     def replace(self, resource: Resource[IdT]) -> tuple[IdT, IdT]:
         """Gives the resource a fresh unit for its old one; returns both, the old one first. As `back`."""
         old, fresh = resource.id, self._pool.take()
         assert old is not None
-        self._give_back(resource)
+        self._give_back([resource])
         self.back_with([resource], [fresh])
         return old, fresh
 
@@ -171,9 +172,12 @@ class NameTable(Generic[NameT, IdT]):
 
     def unbind(self, names: Sequence[NameT], field: str) -> None:
         """Unbinds the names; what nothing holds any more is free. Raises NotFound, and BadRequest for a name twice."""
+        unused = []
         for resource in self.find_all(names, field):
             resource.num_names -= 1
-            self._release_if_unused(resource)
+            if not (resource.num_names or resource.num_holds):
+                unused.append(resource)
+        self._release_unused(unused)
         for name in names:
             del self.names[name]
         self.num_unbound += len(names)
@@ -186,8 +190,7 @@ class NameTable(Generic[NameT, IdT]):
         """Ends what `keep` began with the very same list."""
         del self._kept[next(place for place, kept in enumerate(self._kept) if kept is resources)]
         orphans, self._orphans = self._orphans, set()
-        for resource in orphans:
-            self._release_if_unused(resource)
+        self._release_unused([one for one in orphans if not (one.num_names or one.num_holds)])
 
     def hold(self, resources: Iterable[Resource[IdT]]) -> None:
         """Keeps the resources alive for a call."""
@@ -196,10 +199,12 @@ class NameTable(Generic[NameT, IdT]):
 
     def drop(self, resources: Iterable[Resource[IdT]]) -> None:
         """Ends what `hold` began."""
+        unused = []
         for resource in resources:
             resource.num_holds -= 1
             if not (resource.num_holds or resource.num_names):  # mostly a name is left
-                self._release_if_unused(resource)
+                unused.append(resource)
+        self._release_unused(unused)
 
     def _count_backed(self, change: int) -> None:
         now_s = self._moment.now_s
@@ -234,25 +239,30 @@ class NameTable(Generic[NameT, IdT]):
                 hint=raise_hint(f"max_{self._kind.noun}s", self._max_held, "free names"),
             )
 
-    def _release_if_unused(self, resource: Resource[IdT]) -> None:
-        if resource.num_names or resource.num_holds:
-            return
-        if any(resource in kept for kept in self._kept):
-            self._orphans.add(resource)
-            return
-        self.num_held -= 1
-        if resource.id is not None:
-            self._give_back(resource)
+    def _release_unused(self, resources: Iterable[Resource[IdT]]) -> None:
+        """Resources without names, which no call holds, live no longer, unless they are kept."""
+        backed = []
+        for resource in resources:
+            if self._kept and any(resource in kept for kept in self._kept):
+                self._orphans.add(resource)
+                continue
+            self.num_held -= 1
+            if resource.id is not None:
+                backed.append(resource)
+        self._give_back(backed)
 
-    def _give_back(self, resource: Resource[IdT]) -> None:
-        assert resource.id is not None
-        self._pool.give(resource.id)
-        resource.id = None
-        self._count_backed(-1)
-        self.num_moved += 1
-        if resource.lent is not None:
-            resource.lent.num_holders -= 1
-            resource.lent = None
+    def _give_back(self, resources: Iterable[Resource[IdT]]) -> None:
+        num_given = 0
+        for resource in resources:
+            assert resource.id is not None
+            self._pool.give(resource.id)
+            resource.id = None
+            num_given += 1
+            if resource.lent is not None:
+                resource.lent.num_holders -= 1
+                resource.lent = None
+        self._count_backed(-num_given)
+        self.num_moved += num_given
 
     def _none_free(self, num_asked: int) -> LoopwrightError:
         return self._kind.none_free(

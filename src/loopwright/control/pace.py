@@ -1,20 +1,21 @@
 """How many tokens of prompts a step may have beside rows that decode, so that nobody waits long for the next token.
 
-Never measures and never cuts: the controller says how long steps took, the scheduler asks. A step with prompts takes as
-long as one without, and so much more for each of their tokens; both are medians of the last steps.
+Never measures and never cuts: the controller says how long steps took, the scheduler asks. What steps took is known by
+their size in tiles, for it grows by no rule: up to some hundreds of tokens a step may take what its launches take.
 """
 
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
-NUM_KEPT = 9
-"""Of each kind, the last steps, whose median counts."""
+NUM_KEPT = 5
+"""Of each size, and without prompts, the last steps, whose median counts."""
 
 MIN_MEASURED = 128
-"""Tokens of prompts in a step from which what one takes can be told."""
+"""Tokens of prompts in a step that tells something."""
 
 FIRST_ROOM = 512
-"""Tokens of prompts while nothing is known."""
+"""Tokens of prompts while nothing is known; less is only for what is known to take too long otherwise."""
 
 MIN_ROOM = 256
 """And what they get in any case: those who wait for their first token come forward too."""
@@ -22,35 +23,67 @@ MIN_ROOM = 256
 TILE = 128
 """Matrix products are of so many tokens; a last one that is not full takes as long."""
 
+MAX_AGE = 256
+"""After so many further steps with prompts a size is forgotten."""
+
+MAX_DOUBT = 16
+"""And after so many one that took too long is tried again: something else may have held it up."""
+
+
+SLACK = 0.1
+"""Where MIN_ROOM takes longer than the limit, what takes so little more is as good as free."""
+
+
+class _Size(NamedTuple):
+    taken_s: deque[float]
+    noted_at: int  # of the last one, in steps
+
 
 class Pace:
-    """What steps take, by how many rows of one token and how many tokens of prompts they have."""
+    """What steps with prompts took, by how many tiles of tokens they had, rows of one token among them."""
 
     def __init__(self) -> None:
-        self._plain_s: dict[int, deque[float]] = {}  # of steps without prompts, by the power of two of their rows
-        self._token_s: deque[float] = deque(maxlen=NUM_KEPT)  # what a token of a prompt takes
+        self._plain_s: deque[float] = deque(maxlen=NUM_KEPT)  # of steps without
+        self._sizes: dict[int, _Size] = {}
+        self._num_noted = 0  # steps
 
     def note(self, num_single: int, num_prompt: int, taken_s: float) -> None:
         """A step of so many rows of one token, and so many tokens of longer rows, took so long."""
-        if num_prompt >= MIN_MEASURED:
-            self._token_s.append(max(0.0, taken_s - self._of_rows(num_single)) / num_prompt)
-        elif num_single and not num_prompt:
-            self._plain_s.setdefault(num_single.bit_length(), deque(maxlen=NUM_KEPT)).append(taken_s)
+        if num_single and not num_prompt:
+            self._plain_s.append(taken_s)
+        if num_prompt < MIN_MEASURED:
+            return
+        self._num_noted += 1
+        size = -(-(num_single + num_prompt) // TILE)
+        kept = self._sizes.pop(size).taken_s if size in self._sizes else deque[float](maxlen=NUM_KEPT)
+        kept.append(taken_s)
+        self._sizes[size] = _Size(kept, self._num_noted)  # the last one: they are by when they were noted
+        oldest = next(iter(self._sizes))
+        if self._num_noted - self._sizes[oldest].noted_at > MAX_AGE:
+            del self._sizes[oldest]
 
     def room(self, num_single: int, limit_s: float) -> int:
         """Tokens of prompts for a step of so many rows of one token that is to take `limit_s` at most."""
-        if not self._token_s:
+        if not self._sizes:
             return FIRST_ROOM
-        left_s, token_s = limit_s - self._of_rows(num_single), median(self._token_s)
-        if token_s <= 0:
-            return FIRST_ROOM if left_s > 0 else MIN_ROOM
-        fitting = int(left_s / token_s)
-        return max(MIN_ROOM, fitting - (num_single + fitting) % TILE)
+        known = {size: median(one.taken_s) for size, one in self._sizes.items()}
+        known[0] = median(self._plain_s) if self._plain_s else 0.0
+        # So many there are in any case, whatever they take.
+        limit_s = max(limit_s, (1 + SLACK) * known.get(-(-(num_single + MIN_ROOM) // TILE), 0.0))
+        best = max((size for size, taken_s in known.items() if taken_s <= limit_s), default=0)
+        more = self._num_more(known, best, limit_s - known[best], (num_single + FIRST_ROOM) // TILE)
+        return max(MIN_ROOM, (best + more) * TILE - num_single)
 
-    def _of_rows(self, num_single: int) -> float:
-        """Seconds of a step without prompts: of the next size that ran, or the largest that did."""
-        if not num_single or not self._plain_s:
-            return 0.0
-        size = num_single.bit_length()
-        known = min((one for one in self._plain_s if one >= size), default=max(self._plain_s))
-        return median(self._plain_s[known])
+    def _num_more(self, known: dict[int, float], best: int, left_s: float, usual: int) -> int:
+        """Tiles that fit beside the best that is known to, by what other sizes take. Where they say none, one more if
+        the last one took no time, or up to `usual` if nothing tells what it took: launches may hide some."""
+        first = self._num_noted - MAX_DOUBT
+        larger = min((one for one in self._sizes if one > best and self._sizes[one].noted_at >= first), default=0)
+        if larger:
+            return max(0, int((larger - best) * left_s / (known[larger] - known[best])))
+        if best == 0:
+            return 0
+        fitting = int(best * left_s / max(known[best] - known[0], 1e-6))
+        smaller = max((one for one in self._sizes if one < best), default=0)
+        is_free = known[best] - known[smaller] < left_s * (best - smaller) if smaller else best < usual
+        return max(min(fitting, best), int(is_free))

@@ -71,14 +71,14 @@ class PageContent:
 
     def __init__(self, before: Prefix, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
         self.before = before
-        self.tokens, self.positions = list(tokens), list(positions)
+        self.tokens, self.positions = tuple(tokens), tuple(positions)
         self.full: Prefix | None = None  # once every offset is known
         self.line: Line | None = None  # in which the page was last found, if it is full
 
     def extend(self, tokens: Sequence[int], positions: Sequence[int], block_size: int) -> None:
         """Adds tokens behind those that are known."""
-        self.tokens += tokens
-        self.positions += positions
+        self.tokens += tuple(tokens)
+        self.positions += tuple(positions)
         assert len(self.tokens) <= block_size, f"{len(self.tokens)} tokens in a page of {block_size}"
         if len(self.tokens) == block_size:
             self.full = self.before.child(self.tokens, self.positions)
@@ -86,5 +86,5 @@ class PageContent:
     def cut(self, offset: int) -> None:
         """Forgets what stands at `offset` and behind it."""
         if offset < len(self.tokens):
-            del self.tokens[offset:], self.positions[offset:]
+            self.tokens, self.positions = self.tokens[:offset], self.positions[:offset]
             self.full = None

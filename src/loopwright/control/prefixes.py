@@ -131,7 +131,7 @@ class Prefixes:
             content = page.content
             if content is None or content.before is not before:
                 break
-            keys.append((tuple(content.tokens), tuple(content.positions)))
+            keys.append((content.tokens, content.positions))
             before = content.full
         return tuple(keys)
 

@@ -191,13 +191,23 @@ class ResourceManager:
         table.back(call.pages)
         if isinstance(call.call, CopyPage | ShiftKv):
             first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
-            self._make_writable(holdings, call.page_writes, first % self.shape.block_size)
+            self._make_writable(holdings, call.page_writes, first % self.shape.block_size, call.page_writes)
         return True
 
     def grow(self, call: OpenCall, feed: Feed) -> bool:
         """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
         nothing has changed, if there is more to it, or no block."""
         return grow(call, feed, self._holdings[call.run_id].pages)
+
+    def grow_all(self, calls: Sequence[OpenCall]) -> int:
+        """As `grow` of segments, up to the first that cannot: how many have grown."""
+        holdings = self._holdings
+        for place, call in enumerate(calls):
+            feed = call.work
+            assert isinstance(feed, Feed)
+            if not grow(call, feed, holdings[call.run_id].pages):
+                return place
+        return len(calls)
 
     def grow_forward(self, call: OpenCall, feed: Feed, name: PageName) -> bool:
         """Likewise, for a forward that goes on; `name` is its new page's."""
@@ -376,9 +386,10 @@ class ResourceManager:
         cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
         num_cached, num_before = len(cached.blocks), feed.kv_len // size
         first_written = max(num_held, num_before + num_cached)
+        old = [page for page in call.pages[first_written:num_needed] if page.id is not None]
         num_fresh = len(names) + table.num_unbacked(needed) - num_cached
         self.blocks.share(cached.blocks)
-        if not table.can_back(num_fresh + self._num_shared(call.pages[first_written:num_needed])):
+        if not table.can_back(num_fresh + self._num_shared(old)):
             for block in cached.blocks:
                 self.blocks.give(block)
             return False
@@ -393,7 +404,8 @@ class ResourceManager:
             self._prefixes.bind(pages, cached, root)
             feed.skip(num_cached * size)
         table.back(needed)
-        self._make_writable(holdings, call.pages[first_written:num_needed], max(feed.kv_len - first_written * size, 0))
+        offset = max(feed.kv_len - first_written * size, 0)
+        self._make_writable(holdings, call.pages[first_written:num_needed], offset, old)
         if isinstance(call.base, Base) and not num_held:
             feed.block_ids += call.base.block_ids(table)
             needed = needed[len(call.base) :]
@@ -403,16 +415,17 @@ class ResourceManager:
     def _num_shared(self, pages: Sequence[Page]) -> int:
         return sum(page.id is not None and self.blocks.num_others(page.id) > 0 for page in pages)
 
-    def _make_writable(self, holdings: Holdings, pages: Sequence[Page], offset: int) -> None:
-        """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written."""
+    def _make_writable(self, holdings: Holdings, pages: Sequence[Page], offset: int, old: Sequence[Page]) -> None:
+        """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written. Only
+        the `old` ones of them have a block that somebody else may know."""
         self._prefixes.cut(pages, offset, holdings.root)
-        for page in pages:
+        for page in old:
             assert page.id is not None
             if self.blocks.num_others(page.id) == 0:
                 self.blocks.disown(page.id)
             else:
-                old, fresh = holdings.pages.replace(page)
-                self._copies.append(PrivateCopy(page, BlockCopy(old, fresh, 0, 0, self.shape.block_size)))
+                shared, own = holdings.pages.replace(page)
+                self._copies.append(PrivateCopy(page, BlockCopy(shared, own, 0, 0, self.shape.block_size)))
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size

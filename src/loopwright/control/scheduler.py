@@ -133,7 +133,7 @@ class Scheduler:
             return None  # they take turns
         if not self._grow_ahead(going):
             return None
-        step = Step(self._resources.shape.block_size, self._decoding, running)
+        step = Step(self._resources.shape.block_size, self._decoding, running, continued=running.cut())
         for call, (source, feed, is_steady) in going.items():
             if is_steady:
                 self._decoding.join(call, num_unknown=1)
@@ -169,11 +169,11 @@ class Scheduler:
         """Gives decode rows, and the others that go on, the pages that they need, if that takes no more than to take
         them. If it does, the next step, which is not ahead, does it."""
         full = self._decoding.take_full()
-        while full and self._has_grown(full[-1]):
-            self._decoding.has_grown(full.pop())
-        for call in full:
+        num_grown = self._resources.grow_all(full)
+        self._decoding.have_grown(full[:num_grown])
+        for call in full[num_grown:]:
             self._decoding.has_grown(call)  # not yet: it is asked about again
-        return not full and all(self._has_grown(call) for call in going)
+        return num_grown == len(full) and all(self._has_grown(call) for call in going)
 
     def _has_grown(self, call: OpenCall) -> bool:
         """Whether a segment has a place behind the token that is being sampled for it, or has got one."""
@@ -281,8 +281,8 @@ class Scheduler:
         return has_room or (call.is_started and self._resources.grow(call, feed))
 
     def _take_long(self, step: Step) -> None:
-        budget = self._prompt_budget(step.num_rows)
-        is_first, is_blocked = True, False
+        budget, num_before = self._prompt_budget(step.num_rows), len(step.batch_rows)
+        is_blocked = False
         still_long: list[OpenCall] = []
         for place, call in enumerate(self._long):
             if budget <= 0:
@@ -290,32 +290,52 @@ class Scheduler:
                 break
             if call.is_over:
                 continue
-            feed = call.feed
-            is_fitting = feed is None or feed.is_chunkable or feed.num_left <= budget or is_first
+            num_taken, stays = 0, True
+            if call in step.continued:
+                num_taken, stays = self._take_ahead(call, step, budget)
             # Blocks go by rank: one that waits for them holds back all below it that need some, or it might starve.
-            if is_fitting and not call.is_resting and (call.is_started or not is_blocked):
+            elif _is_fitting(call, budget, is_first=len(step.batch_rows) == num_before) and (
+                call.is_started or not is_blocked
+            ):
                 if self._admit(call, step):
-                    feed = call.feed
-                    if feed is None:  # it is no forward, and has its dropped pages back
-                        self._take_restored(call, step)
-                        continue
-                    if feed is call.work and feed.is_steady:  # the cache had its dropped pages
-                        self._decoding.join(call)
-                        step.joined_decoding.append(call)
-                        budget -= 1
-                        continue
-                    row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
-                    step.rows.append(call)
-                    step.batch_rows.append(row)
-                    budget -= row.num_tokens
-                    is_first = False
-                    if call.restoring is None and _will_be_short(feed, row):
-                        self._put_short(call)
-                        continue
+                    num_taken, stays = self._take_admitted(call, step, budget)
                 elif not _is_refused(call, step) and not _is_copying(call, step):
                     is_blocked = True
-            still_long.append(call)
+            budget -= num_taken
+            if stays:
+                still_long.append(call)
         self._long = still_long
+
+    def _take_admitted(self, call: OpenCall, step: Step, budget: int) -> tuple[int, bool]:
+        """Has a piece of the call in the step: so many tokens, and whether it stays among the long ones."""
+        feed = call.feed
+        if feed is None:  # it is no forward, and has its dropped pages back
+            self._take_restored(call, step)
+            return 0, False
+        if feed is call.work and feed.is_steady:  # the cache had its dropped pages
+            self._decoding.join(call)
+            step.joined_decoding.append(call)
+            return 1, False
+        row = feed.next_row(budget if feed.is_chunkable else feed.num_left)
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        is_short = call.restoring is None and _will_be_short(feed, row)
+        if is_short:
+            self._put_short(call)
+        return row.num_tokens, not is_short
+
+    def _take_ahead(self, call: OpenCall, step: Step, budget: int) -> tuple[int, bool]:
+        """As `_take_admitted`, of a call of which a piece runs: it has all its blocks."""
+        feed = call.work
+        assert isinstance(feed, Feed)
+        if (row := feed.chunk_ahead(budget)) is None:
+            return 0, True
+        step.rows.append(call)
+        step.batch_rows.append(row)
+        is_short = feed.is_through and isinstance(feed, SegmentFeed)
+        if is_short:
+            self._put_short(call)
+        return row.num_tokens, not is_short
 
     def _prompt_budget(self, num_single: int) -> int:
         """Tokens for longer rows beside so many of one token."""
@@ -415,6 +435,12 @@ def _is_refused(call: OpenCall, step: Step) -> bool:
 
 def _is_copying(call: OpenCall, step: Step) -> bool:
     return bool(step.private) and step.private[-1][0] is call
+
+
+def _is_fitting(call: OpenCall, budget: int, *, is_first: bool) -> bool:
+    """Whether a call that could run may have a piece within the budget, or is the first of the step."""
+    feed = call.feed
+    return not call.is_resting and (feed is None or feed.is_chunkable or feed.num_left <= budget or is_first)
 
 
 def _will_be_short(feed: Feed, row: ForwardRow) -> bool:

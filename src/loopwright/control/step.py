@@ -34,6 +34,7 @@ class Step:
     block_size: int
     decoding: DecodeGroup  # what it has when the batch is made is in it
     before: "Step | None" = None  # the one that runs, if this one is ahead
+    continued: set[OpenCall] = field(default_factory=set)  # a piece of theirs runs in that one, and more is left
     decoded: DecodeStep = NO_DECODE_STEP  # the group's rows, once the batch is made
     private: list[tuple[OpenCall, PrivateCopy]] = field(default_factory=list)  # calls that run when these are done
     copies: list[OpenCall] = field(default_factory=list)
@@ -106,14 +107,18 @@ class Step:
 
     def going_on(self) -> dict[OpenCall, GoingOn] | None:
         """The calls, beside the decode rows, that go on with what the step samples; while it runs. None if one goes on
-        with more than that."""
+        with more than that. A prompt that is cut needs none of it, unless its window moves or one token is left."""
         going: dict[OpenCall, GoingOn] = {}
         for place, call in enumerate(self.rows, start=len(self.decoded)):
             feed = call.work
             if call.is_over or call.inbox.is_closed:
                 continue
-            if call.restoring is not None or not isinstance(feed, Feed) or not feed.is_through:
+            if call.restoring is not None or not isinstance(feed, Feed):
                 return None
+            if not feed.is_through:
+                if feed.view is not None or feed.num_beyond == 1:
+                    return None
+                continue
             if isinstance(feed, SegmentFeed):
                 outlook = feed.outlook
                 if outlook == "unknown":
@@ -121,6 +126,14 @@ class Step:
                 if outlook in ("steady", "row"):
                     going[call] = GoingOn(place, feed, outlook == "steady")
         return going
+
+    def cut(self) -> set[OpenCall]:
+        """The calls that want to go on of which it has a piece, and not the last; while it runs."""
+        return {
+            call
+            for call in self.rows
+            if not (call.is_over or call.inbox.is_closed or call.feed is None or call.feed.is_through)
+        }
 
     def give_up_ahead(self) -> None:
         """Nobody will take what came of the step before: the engine need not wait for what follows from it."""

@@ -7,7 +7,7 @@ that the one that has had the least goes on. Nobody fails for what others hold, 
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.config import ControlConfig
@@ -36,7 +36,9 @@ class Suspension:
     ) -> None:
         self._config, self._resources, self._scheduler, self._successors = config, resources, scheduler, successors
         self._compiling, self._sessions = compiling, sessions
-        self._served: Counter[RunId] = Counter()
+        self._counted: Counter[RunId] = Counter()  # without the steps that have not been counted yet
+        self._run_ids: Sequence[RunId] = ()  # of whom those were, one token for each entry
+        self._num_steps = 0
         self.num_suspended = (
             0  # so far; and the blocks that were taken from runs without calls, and from suspended ones
         )
@@ -44,11 +46,14 @@ class Suspension:
 
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
-        served = self._served
-        served.update(step.decoded.run_ids)
+        run_ids = step.decoded.run_ids
+        if run_ids is not self._run_ids:
+            self._count_steps()
+            self._run_ids = run_ids
+        self._num_steps += 1
         for place, call in enumerate(step.rows):
             if call.restoring is None and not call.is_over:
-                served[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
+                self._counted[call.run_id] += 1 if place < step.num_short else step.batch_rows[place].num_tokens
 
     @property
     def num_waiting(self) -> int:
@@ -122,6 +127,18 @@ class Suspension:
             f"holds the most, {num_held.get(victim.run_id, 0)}",
             hint="free pages and try again",
         )
+
+    @property
+    def _served(self) -> Counter[RunId]:
+        self._count_steps()
+        return self._counted
+
+    def _count_steps(self) -> None:
+        """Steps of the same rows are counted together."""
+        if self._num_steps:
+            for run_id in self._run_ids:
+                self._counted[run_id] += self._num_steps
+            self._num_steps = 0
 
     def _is_somebody_about(self, now_s: float) -> bool:
         """Whether a run that holds blocks had something to run a moment ago, so that it may well go on or free them."""

@@ -7,13 +7,9 @@ of `program_check`.
 import ast
 import builtins
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from loopwright.runtime import sdk_surface as sdk
-from loopwright.runtime.program_names import Names, own_nodes
-
-Said: TypeAlias = tuple[ast.expr | ast.stmt, str, str]
-"""Where, what is wrong, and what to write."""
+from loopwright.runtime.program_names import Names, Said, own_nodes
 
 _TAKE_ANYTHING = frozenset(
     {"callable", "dir", "getattr", "hasattr", "hash", "id", "isinstance", "setattr", "type", "vars"}

@@ -8,7 +8,7 @@ import ast
 import difflib
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeGuard
 
 import msgspec
@@ -16,17 +16,30 @@ import msgspec
 from loopwright.core.errors import PermissionDenied, ProgramRejected
 from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.await_check import check_awaits
+from loopwright.runtime.given_check import check_given, is_tool
+from loopwright.runtime.impossible_check import check_possible
 from loopwright.runtime.newer_syntax import nested_quotes
 from loopwright.runtime.offer_check import Offer, check_offer
 from loopwright.runtime.outside_literals import outside_uses
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.program import read_program
-from loopwright.runtime.program_names import Names, attributes, unknown_imports
-from loopwright.sdk import tools
+from loopwright.runtime.program_names import Names, Said, attributes, unknown_imports
+from loopwright.runtime.traced_check import check_samplers
+from loopwright.runtime.use_check import check_uses
 
 PYTHON_VERSION = (3, 11)
 _LINE = re.compile(r"line (\d+)(?:, column (\d+))?")
 _BLOCK = "# /// program"
+
+
+CHECKS: dict[str, Callable[[ast.Module, Names], Iterator[Said]]] = {
+    "await": check_awaits,
+    "argument": check_given,
+    "value": check_uses,
+    "sampler": check_samplers,
+    "sandbox": check_possible,
+}
+"""By the code of what each finds."""
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
@@ -34,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
     line: int
     column: int
-    code: str  # syntax, program, module, name, argument, await, permission, server
+    code: str  # syntax, program, module, name, permission, server, or one of CHECKS
     message: str
     hint: str = ""
 
@@ -55,7 +68,12 @@ def check_program(source: str, filename: str, modules: Collection[str], offer: O
         *_newer_syntax(source),
         *_missing_modules(tree, modules),
         *_Calls(names).findings(tree),
-        *_awaits(tree, names),
+        *(
+            Finding(node.lineno, node.col_offset + 1, code, message, hint)
+            for code, check in CHECKS.items()
+            for node, message, hint in check(tree, names)
+        ),
+        *_unbound(tree, names),
     ]
     try:
         program = read_program(source, filename)
@@ -117,9 +135,11 @@ def _may_fail(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _awaits(tree: ast.Module, names: Names) -> Iterator[Finding]:
-    for node, message, hint in check_awaits(tree, names):
-        yield Finding(node.lineno, node.col_offset + 1, "await", message, hint)
+def _unbound(tree: ast.Module, names: Names) -> Iterator[Finding]:
+    for node in names.unknown(tree):
+        near = difflib.get_close_matches(node.id, names.known(node), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        yield Finding(node.lineno, node.col_offset + 1, "name", f"{node.id!r} is bound nowhere", hint)
 
 
 def _missing_permissions(tree: ast.Module, names: Names, permissions: Permissions) -> Iterator[Finding]:
@@ -139,7 +159,7 @@ class _Calls(ast.NodeVisitor):
         self._own_tools: set[str] = set()
 
     def findings(self, tree: ast.Module) -> list[Finding]:
-        self._own_tools = {one.name for one in ast.walk(tree) if _is_function(one) and self._is_tool(one)}
+        self._own_tools = {one.name for one in ast.walk(tree) if _is_function(one) and is_tool(one, self._names)}
         self.visit(tree)
         return self._found
 
@@ -170,10 +190,6 @@ class _Calls(ast.NodeVisitor):
             self._check_keywords(node, value, signature)
             self._check_needed(node, value, signature)
             self._check_tool_choice(node)
-
-    def _is_tool(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        values = map(self._names.value, function.decorator_list)
-        return any(isinstance(one, sdk.Function) and one.function is tools.tool for one in values)
 
     def _check_tool_choice(self, node: ast.Call) -> None:
         """Of a call whose tools are all the program's own: others may have any name."""

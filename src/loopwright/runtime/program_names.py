@@ -5,6 +5,8 @@ Never executes anything. A name counts as known if all that binds it in its scop
 """
 
 import ast
+import asyncio
+import builtins
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,15 +19,22 @@ from loopwright.runtime import sdk_surface as sdk
 ROOT = "loopwright"
 PUBLIC = frozenset((*loopwright.sdk.__all__, "sdk"))
 
+_GIVEN = frozenset((*dir(builtins), "__file__", "__class__", "__annotations__"))
+"""Names that no line of a program binds."""
+
 _FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+Said: TypeAlias = tuple[ast.expr | ast.stmt | ast.arg, str, str]
+"""What a check says: where, what is wrong, and what to write."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bound:
-    """A name is bound by an expression: to its value, to what `async with` or `async for` makes of it, or to what an
-    annotation says. `default` is a parameter's."""
+    """A name is bound by an expression: to its value, to what `async with` or `async for` makes of it, to what a
+    decorator gives back, or to what an annotation says. `default` is a parameter's."""
 
-    how: Literal["is", "entered", "iterated", "annotated"]
+    how: Literal["is", "entered", "iterated", "decorated", "annotated"]
     node: ast.expr | None
     default: ast.expr | None = None
 
@@ -70,14 +79,35 @@ class Names:
             case ast.Attribute(value=owner, attr=name):
                 found = self.value(owner)
                 return None if found is None else attribute(found, name)
-            case ast.Call(func=function):
+            case ast.Call(func=function, keywords=keywords):
                 found = self.value(function)
-                return None if found is None else sdk.returned(found)
+                return None if found is None else sdk.returned(found, [one.arg for one in keywords if one.arg])
             case ast.Await(value=awaited):
                 found = self.value(awaited)
                 return found.result if isinstance(found, sdk.Awaitable) else None
             case _:
                 return None
+
+    def unknown(self, tree: ast.Module) -> Iterator[ast.Name]:
+        """Names that are read and nowhere bound. None where an import or code of its own may bind anything."""
+        names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
+        if any(one.name == "*" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names):
+            names = []
+        if {one.id for one in names} & {"exec", "globals", "vars", "locals"}:
+            names = []
+        for one in names:
+            scope = self._scopes.get(id(one))  # annotations of * and ** have none
+            if scope is not None and not scope.find(one.id) and one.id not in _GIVEN:
+                yield one
+
+    def known(self, node: ast.Name) -> list[str]:
+        """The names that can be read where that one stands."""
+        found = [*_GIVEN]
+        scope: _Scope | None = self._scopes[id(node)]
+        while scope is not None:
+            found += scope.bindings
+            scope = scope.parent
+        return found
 
     def binds(self, node: ast.expr) -> bool:
         """Whether the program binds that name itself, so that it is no builtin."""
@@ -124,6 +154,8 @@ class Names:
                 return None if value is None else sdk.entered(value)
             case "iterated":
                 return None if value is None else sdk.iterated(value)
+            case "decorated":
+                return None if value is None else sdk.returned(value)
 
 
 def attributes(value: sdk.Value) -> frozenset[str] | None:
@@ -162,7 +194,9 @@ class _Binder(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             root = alias.name.partition(".")[0]
-            self._scope.bind(alias.asname or root, sdk.value_of(_module(alias.name if alias.asname else root)))
+            name = alias.name if alias.asname else root
+            value = sdk.Module(asyncio) if name == "asyncio" else sdk.value_of(_module(name))
+            self._scope.bind(alias.asname or root, value)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
@@ -219,6 +253,8 @@ class _Binder(ast.NodeVisitor):
     def generic_visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name is not None:
             self._scope.bind(node.name, None)
+        elif isinstance(node, ast.MatchMapping) and node.rest is not None:
+            self._scope.bind(node.rest, None)
         super().generic_visit(node)
 
     def generic_visit_all(self, nodes: "list[ast.stmt] | list[ast.AST] | list[ast.expr]") -> None:
@@ -237,7 +273,7 @@ class _Binder(ast.NodeVisitor):
         arguments = node.args
         scope = _Scope(self._scope)
         if not isinstance(node, ast.Lambda):
-            self._scope.bind(node.name, sdk.Own(node.name) if _is_coroutine(node) else None)
+            self._scope.bind(node.name, _defined(node))
             self.generic_visit_all([*node.decorator_list, *([node.returns] if node.returns else [])])
         named = [*arguments.posonlyargs, *arguments.args]
         defaults: list[ast.expr | None] = [None] * (len(named) - len(arguments.defaults))
@@ -266,6 +302,12 @@ def own_nodes(function: _FunctionNode) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
+def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef) -> _Binding:
+    if len(function.decorator_list) == 1:
+        return _Bound("decorated", function.decorator_list[0])
+    return sdk.Own(function.name) if _is_coroutine(function) else None
+
+
 def _is_coroutine(function: _FunctionNode) -> bool:
     """Whether a call of it has to be awaited, whatever a decorator may do."""
     if not isinstance(function, ast.AsyncFunctionDef) or function.decorator_list:
@@ -282,6 +324,8 @@ def _public_value(name: str) -> sdk.Value | None:
 
 
 def _imported(node: ast.ImportFrom, name: str) -> sdk.Value | None:
+    if node.module == "asyncio":
+        return sdk.attribute(sdk.Module(asyncio), name)
     module = _module(node.module) if node.level == 0 else None
     if module is None:
         return None

@@ -4,21 +4,25 @@ Never reads a program. Used by `program_check`, and by the reference of the sdk.
 """
 
 import ast
+import asyncio
 import functools
 import inspect
 import re
 import textwrap
 import types
 import typing
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from loopwright.sdk.argument_check import behind
 
 SDK = "loopwright.sdk"
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the sdk."""
+    """A module of the sdk, or asyncio."""
 
     module: types.ModuleType
 
@@ -55,7 +59,7 @@ class Awaitable:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An async function of the program itself."""
+    """An async function that is not the sdk's: of the program itself, or of asyncio."""
 
     name: str
 
@@ -93,7 +97,7 @@ def names_of(value: Value) -> frozenset[str] | None:
     """The attributes that a value has; None if that cannot be told."""
     match value:
         case Module(module):
-            return frozenset(dir(module))
+            return None if module is asyncio else frozenset(dir(module))
         case Class(kind):
             return frozenset(dir(kind))
         case Instance(kind):
@@ -105,6 +109,9 @@ def names_of(value: Value) -> frozenset[str] | None:
 def attribute(value: Value, name: str) -> Value | None:
     """What `value.name` is, if it is the sdk's."""
     match value:
+        case Module(module) if module is asyncio:
+            is_async = inspect.iscoroutinefunction(getattr(asyncio, name, None))
+            return Own(f"asyncio.{name}") if is_async else None
         case Module(module):
             return value_of(getattr(module, name, None))
         case Class(kind) | Instance(kind):
@@ -122,18 +129,30 @@ def attribute(value: Value, name: str) -> Value | None:
             return None
 
 
-def returned(value: Value) -> Value | None:
-    """What calling the value gives."""
+def returned(value: Value, given: Collection[str] = ()) -> Value | None:
+    """What calling the value gives; `given` are the names of keywords, which choose among overloads."""
     match value:
         case Class(kind):
             return Instance(kind)
+        case Instance(kind) if (call := attribute(value, "__call__")) is not None:
+            result = returned(call)
+            return Awaitable(kind.__name__, result.result) if isinstance(result, Awaitable) else result
         case Function(function):
-            result = _instance_of(_hints(function).get("return"))
-            return Awaitable(function.__qualname__, result) if inspect.iscoroutinefunction(function) else result
+            result = _instance_of(_hints(_overload(function, given)).get("return"))
+            return Awaitable(function.__qualname__, result) if inspect.iscoroutinefunction(behind(function)) else result
         case Own(name):
             return Awaitable(name, None)
         case _:
             return None
+
+
+def _overload(function: types.FunctionType, given: Collection[str]) -> Callable[..., Any]:
+    """The first of its overloads whose needs are given, or the function itself."""
+    for one in typing.get_overloads(function):
+        parameters = inspect.signature(one).parameters.values()
+        if all(one.name in given for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty):
+            return one
+    return function
 
 
 def returns_at_once(value: Value) -> bool:
@@ -141,7 +160,7 @@ def returns_at_once(value: Value) -> bool:
     match value:
         case Class(kind):
             return not hasattr(kind, "__await__")
-        case Function(function) if not inspect.iscoroutinefunction(function):
+        case Function(function) if not inspect.iscoroutinefunction(behind(function)):
             return _is_plain(_hints(function).get("return"))
         case _:
             return False

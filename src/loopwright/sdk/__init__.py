@@ -3,7 +3,7 @@
 The same folder runs in the Wasm sandbox and natively.
 """
 
-from loopwright.sdk import children, errors, http, resources, sandbox, tensor, tools
+from loopwright.sdk import argument_check, children, errors, http, resources, sandbox, tensor, tools
 from loopwright.sdk.children import Child, ChildFailed, parent_context, spawn
 from loopwright.sdk.context import Context
 from loopwright.sdk.conversation import receive
@@ -35,6 +35,8 @@ from loopwright.sdk.tools import Tool, client_tool, tool
 from loopwright.sdk.turn import BrokenCall, Chunk, Score, ToolCall, Turn, Verified
 from loopwright.sdk.views import Approximate, Cause, Exact
 from loopwright.sdk.watching import Watched, WatchedToken
+
+argument_check.prepare()
 
 __all__ = [
     "Approximate",

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.context import Context
 from loopwright.sdk.errors import BadRequest, LoopwrightError, error_from_data
 from loopwright.sdk.handover import hand_over, parent_context, take_back
@@ -27,6 +28,7 @@ class ChildFailed(LoopwrightError):
             self.code = error.code
 
 
+@checked
 class Child:
     """A run that this one has spawned."""
 
@@ -73,6 +75,7 @@ class Child:
                 stream.interrupt()
 
 
+@checked
 async def spawn(program: str | Callable[..., Any], /, *, context: Context | None = None, **arguments: Any) -> Child:  # noqa: ANN401 (JSON)
     """Starts a child run: of a deployed program by name, of an async function of this file, or of a program's text.
 

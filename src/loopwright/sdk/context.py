@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.candidates import picked_of, scored
 from loopwright.sdk.context_kv import ContextKv
 from loopwright.sdk.context_segments import ContextSegments
@@ -32,6 +33,7 @@ from loopwright.sdk.views import Provenance
 from loopwright.sdk.watching import Watched
 
 
+@checked
 class Context:
     """Text, chat messages or token ids go in at the end; the model continues them.
 
@@ -186,8 +188,8 @@ class Context:
     ) -> TokenStream | ToolStream:
         """Like `generate`, as an asynchronous iterator of chunks; leaving it early ends the segment there.
 
-        Options: max_tokens (256; None is up to the model's limit), stop (a string or several: the text ends before the
-        first that appears), until (one stop more, which the context has behind the text unless cancelled), stop_tokens
+        Options: max_tokens (256; None is up to the model's limit), stop (a string or up to 64: the text ends before the
+        first that appears), until (one of the 64, which the context has behind the text unless cancelled), stop_tokens
         (ids that end it, beside the model's own), repetition_penalty, presence_penalty, frequency_penalty, logit_bias
         {id: bias}, allowed (only these ids), temperature (0 is greedy), top_k, typical_p, top_p, min_p, seed, logprobs
         ("raw" or "processed"), top_logprobs (how many), stop_entropy (ends before a token in whose place the model's

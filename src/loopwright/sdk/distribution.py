@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.errors import BoundaryHit
 
 _MAX_SHOWN = 5
@@ -18,6 +19,7 @@ class RandomSource(Protocol):
     def random(self) -> float: ...
 
 
+@checked
 class Distribution:
     """Log-probabilities of the most probable tokens, exact: their normaliser runs over the whole vocabulary.
 
@@ -82,6 +84,7 @@ class Distribution:
         return draw(self.probabilities(max_tv), random)
 
 
+@checked
 def draw(weights: dict[int, float], random: RandomSource) -> int:
     """One key, with chances in proportion to the weights, which need not sum to 1."""
     left = random.random() * sum(weights.values())

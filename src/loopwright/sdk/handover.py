@@ -7,6 +7,7 @@ they stay exported, and the data is the export's note. Full pages are shared, th
 import json
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.context import Context
 from loopwright.sdk.errors import BadRequest, NotFound
 from loopwright.sdk.resources import Queue, exported_pages
@@ -18,6 +19,7 @@ from loopwright.sdk.views import Exact, View, ViewLog, Window
 Data = dict[str, Any]
 
 
+@checked
 async def export_context(
     context: Context, name: str, *, persistent: bool = False, allow_approximate: bool = False
 ) -> bool:
@@ -45,6 +47,7 @@ async def export_context(
         return True
 
 
+@checked
 async def import_context(name: str, *, seed: int | None = None, priority: int = 0, model: str = "") -> Context:
     """The context that a run exported by that name: its tokens, chat and view, and its KV. What is done to it here does
     not show there. Raises NotFound."""
@@ -63,6 +66,7 @@ async def import_context(name: str, *, seed: int | None = None, priority: int = 
     return context
 
 
+@checked
 async def unexport_context(name: str, *, model: str = "") -> None:
     """Ends an export; who has imported it keeps what it has. Raises NotFound."""
     queue = Queue.of_context(0, model)
@@ -72,6 +76,7 @@ async def unexport_context(name: str, *, model: str = "") -> None:
         queue.leave(run_state())
 
 
+@checked
 async def parent_context(*, seed: int | None = None, priority: int = 0) -> Context:
     """The context that this run was spawned with; asked once. Nothing of it is run again, and what is done to it here
     does not show in the parent's. Raises BadRequest if there is none."""

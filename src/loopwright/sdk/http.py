@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Unpack
 from urllib.parse import urlencode
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.errors import BadRequest, LoopwrightError, Unavailable
 from loopwright.sdk.options import RequestOptions
 from loopwright.sdk.port import Operation, current_port
@@ -95,6 +96,7 @@ class ResponseStream:
         return self
 
 
+@checked
 async def request(
     method: str,
     url: str,
@@ -132,24 +134,29 @@ async def request(
         num_tried += 1
 
 
+@checked
 async def get(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("GET", url, **options)
 
 
+@checked
 async def get_text(url: str, **options: Unpack[RequestOptions]) -> str:
     """The body of a successful GET; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().text
 
 
+@checked
 async def get_json(url: str, **options: Unpack[RequestOptions]) -> Any:  # noqa: ANN401 (JSON)
     """The body of a successful GET, decoded; HttpError for any other status."""
     return (await get(url, **options)).raise_for_status().json()
 
 
+@checked
 async def post(url: str, **options: Unpack[RequestOptions]) -> Response:
     return await request("POST", url, **options)
 
 
+@checked
 @asynccontextmanager
 async def stream(
     method: str,

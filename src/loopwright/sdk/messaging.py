@@ -8,6 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.errors import LoopwrightError
 from loopwright.sdk.port import current_port
 from loopwright.sdk.run_state import run_state
@@ -27,6 +28,7 @@ class MessagesLost(LoopwrightError):
         self.num_lost = num_lost
 
 
+@checked
 async def broadcast(topic: str, value: Any) -> int:  # noqa: ANN401 (JSON)
     """Sends a JSON value to all that are subscribed now; returns how many. Waits for none of them."""
     answer = await current_port().issue({"op": "broadcast", "topic": topic, "value": value})
@@ -34,6 +36,7 @@ async def broadcast(topic: str, value: Any) -> int:  # noqa: ANN401 (JSON)
     return num_subscribers
 
 
+@checked
 class subscribe:
     """What is broadcast to a topic, from the moment the block is entered:
 
@@ -88,11 +91,13 @@ class subscribe:
             raise MessagesLost(self._topic, num_lost)
 
 
+@checked
 async def push(queue: str, value: Any) -> None:  # noqa: ANN401 (JSON)
     """Puts a JSON value at the end of a queue. It stays there until somebody pulls it, also beyond this run."""
     await current_port().issue({"op": "push", "queue": queue, "value": value})
 
 
+@checked
 async def pull(queue: str) -> Any:  # noqa: ANN401 (JSON)
     """Takes the first value of a queue; waits while there is none. Every value goes to one who pulls. A wait that is
     cancelled loses none: what had come for it is first in the queue again."""

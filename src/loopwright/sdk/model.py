@@ -9,6 +9,7 @@ from sys import byteorder
 from typing import Any
 
 from loopwright.sdk import resources
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.run_state import run_state
 
 
@@ -29,6 +30,7 @@ class Model:
     service_id: int  # which of the server's engines runs it
 
 
+@checked
 async def model(name: str = "") -> Model:
     """A model of the server; without a name the one that this program's contexts use. Raises NotFound."""
     if name:
@@ -36,17 +38,20 @@ async def model(name: str = "") -> Model:
     return _model((await run_state().description())["model"])
 
 
+@checked
 async def models(*, traits: Sequence[str] = ()) -> list[Model]:
     """The models of the server that have all of `traits`."""
     return [_model(data) for data in (await resources.models(traits=traits))["models"]]
 
 
+@checked
 async def prompt_template(*, model: str = "") -> str:
     """A model's chat template, in Jinja; "" if it has none."""
     template: str = (await resources.describe(model=model, include=["prompt_template"]))["prompt_template"]
     return template
 
 
+@checked
 async def vocabulary(*, model: str = "") -> list[bytes]:
     """What each token id adds to a text; b"" for control tokens."""
     data = await resources.vocabulary(model=model)
@@ -57,12 +62,14 @@ async def vocabulary(*, model: str = "") -> list[bytes]:
     return [text[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
+@checked
 async def tokenize(text: str, *, model: str = "") -> list[int]:
     """Token ids of plain text: control tokens written in it stay plain text."""
     ids: list[int] = (await resources.tokenize(text, model=model))["tokens"]
     return ids
 
 
+@checked
 async def detokenize(tokens: Sequence[int], *, model: str = "") -> str:
     """The text of token ids; control tokens have none, and a character cut at the end is left out."""
     text: str = (await resources.detokenize(tokens, model=model))["text"]

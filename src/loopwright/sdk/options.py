@@ -16,7 +16,7 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None  # by id, which JSON writes as text
     allowed: Sequence[int] | None
     temperature: float | None
     top_k: int | None

@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.port import current_port
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Show:
     """What `generate` sends to the client beside the text, in events of the type `tokens`: `emit=Show(tokens=True)`.
@@ -29,11 +31,13 @@ def emit(value: Any) -> None:  # noqa: ANN401 (JSON)
     current_port().post({"op": "emit", "value": value})
 
 
+@checked
 def emit_text(text: str) -> None:
     """Sends text to the client; as a model name, it is the message's content."""
     current_port().post({"op": "emit_text", "text": text})
 
 
+@checked
 def emit_tool_call(name: str, arguments: dict[str, Any], *, id: str = "") -> None:
     """Has the client call one of its tools: as a model name, the message has the call, and its reason is `tool_calls`.
     Who chooses no `id` gets one made."""

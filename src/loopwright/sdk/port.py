@@ -5,13 +5,13 @@ Used by the rest of the sdk; filled with answers by the sandbox that holds the p
 
 import asyncio
 import json
-import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from loopwright.sdk.errors import BadRequest, InternalError, error_from_data
+from loopwright.sdk.json_fault import json_fault
 
 Operation = dict[str, Any]
 
@@ -255,20 +255,8 @@ def _encoded(op: Operation) -> str:
     except UnicodeEncodeError as error:
         surrogate = ord(error.object[error.start])
         raise BadRequest(f"{op['op']}: a text holds half of a surrogate pair, U+{surrogate:04X}") from None
-    except ValueError as error:  # a number that is not finite, or a value inside itself
-        found = None if "Circular" in str(error) else _not_finite(op)
-        why = str(error) if found is None else f"{found[0]}: {found[1]} is not a finite number"
+    except (ValueError, TypeError) as error:  # what is no JSON, or a value inside itself
+        found = json_fault(op, error)
+        why = str(error) if found is None else ": ".join(found)
         raise BadRequest(f"{op['op']}: {why}", field="" if found is None else found[0]) from None
     return text
-
-
-def _not_finite(value: Any, path: str = "") -> tuple[str, float] | None:  # noqa: ANN401 (JSON)
-    """Where in a value that is not inside itself a number is not finite, and which."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else (path, value)
-    inside: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        inside = [(f"{path}.{key}".lstrip("."), one) for key, one in value.items()]
-    elif isinstance(value, list | tuple):
-        inside = [(f"{path}[{place}]", one) for place, one in enumerate(value)]
-    return next((found for name, one in inside if (found := _not_finite(one, name)) is not None), None)

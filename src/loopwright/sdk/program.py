@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loopwright.sdk.errors import LoopwrightError, error_data
+from loopwright.sdk.json_fault import why_not_json
 
 MODULE_NAME = "__program__"
 MAX_TRACEBACK_CHARS = 30_000
@@ -50,7 +51,7 @@ async def call_main(main: Callable[..., Any], arguments: str) -> str:
     try:
         return json.dumps(result, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"main returned something that is not JSON: {error}") from None
+        raise TypeError(f"main returned something that is not JSON: {why_not_json(result, error)}") from None
 
 
 def describe_error(error: BaseException, filename: str, *, missing_module_hint: str = "") -> str:

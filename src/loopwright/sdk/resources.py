@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.output import Show, emit_fields
 from loopwright.sdk.port import Operation, Port, Stream, current_port
 from loopwright.sdk.run_state import RunState, run_state
@@ -17,6 +18,7 @@ Payload = dict[str, Any]
 Answer: TypeAlias = asyncio.Future[Payload]
 
 
+@checked
 class Queue:
     """An ordered stream of calls. Calls of one queue keep their order; those of different queues are independent
     unless they touch the same page or embed."""
@@ -131,7 +133,7 @@ class Queue:
         """Moves cached tokens start … start + size - 1 of the pages to positions `delta` higher."""
         return self.issue("shift_kv", pages=pages, start=start, size=size, delta=delta)
 
-    def mask_page(self, page: int, keep: Sequence[bool]) -> Answer:
+    def mask_page(self, page: int, keep: Sequence[bool | int]) -> Answer:
         """Says of each token of a page whether forwards that are issued from now on and name the page so may see it."""
         return self.issue("mask_page", page=page, keep=[bool(one) for one in keep])
 
@@ -194,41 +196,49 @@ class Queue:
         return operation
 
 
+@checked
 def describe(*, model: str = "", include: Sequence[str] = ()) -> Answer:
     """{run, version, seed, model}; with `include` also "arguments" or "prompt_template"."""
     return current_port().issue({"op": "describe", "model": model, "include": include})
 
 
+@checked
 def models(*, traits: Sequence[str] = ()) -> Answer:
     """{models}: those that have all of `traits`."""
     return current_port().issue({"op": "models", "traits": traits})
 
 
+@checked
 def exported_pages(prefix: str = "", *, model: str = "") -> Answer:
     """{exports}: those whose names begin with `prefix`, each {name, kv_len, num_pages, persistent}."""
     return current_port().issue({"op": "exported_pages", "prefix": prefix, "model": model})
 
 
+@checked
 def debug_query(*, model: str = "") -> Answer:
     """What the run holds, and its queues with their open calls."""
     return current_port().issue({"op": "debug_query", "model": model})
 
 
+@checked
 def adapters(*, model: str = "") -> Answer:
     """{adapters}: the names that forward_with_adapter takes."""
     return current_port().issue({"op": "adapters", "model": model})
 
 
+@checked
 def embeds_needed(image: bytes, *, model: str = "") -> Answer:
     """{num_embeds} that embed_image fills for an image."""
     return current_port().issue({"op": "embeds_needed", "image": _base64(image), "model": model})
 
 
+@checked
 def vocabulary(*, model: str = "") -> Answer:
     """{bytes, lengths}, both base64: what each token id adds to a text."""
     return current_port().issue({"op": "vocabulary", "model": model})
 
 
+@checked
 def tokenize(text: str, *, starts_context: bool = False, must_fit: bool = False, model: str = "") -> Answer:
     """Text to {tokens}; control tokens written in the text stay plain text."""
     return current_port().issue(
@@ -236,11 +246,13 @@ def tokenize(text: str, *, starts_context: bool = False, must_fit: bool = False,
     )
 
 
+@checked
 def detokenize(tokens: Sequence[int], *, each: bool = False, model: str = "") -> Answer:
     """Token ids to {text}; with `each` also {pieces}: each by itself, as {token, text, bytes}."""
     return current_port().issue({"op": "detokenize", "tokens": tokens, "each": each, "model": model})
 
 
+@checked
 def render_chat(
     messages: Sequence[Payload],
     *,

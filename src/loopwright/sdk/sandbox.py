@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.port import current_port
 
 
@@ -30,6 +31,7 @@ class CodeResult:
         return self.error is None
 
 
+@checked
 async def run(
     code: str,
     inputs: dict[str, Any] | None = None,

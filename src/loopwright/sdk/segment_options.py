@@ -11,6 +11,9 @@ from loopwright.sdk.grammar import grammar_fields
 from loopwright.sdk.run_state import RunState
 from loopwright.sdk.tracing import is_traceable, sampler_fields
 
+MAX_STOPS = 64
+"""Of one segment, as the ABI has it; `until` is one of them."""
+
 
 def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields, and the options that are not among them. Raises Untraceable for a sampler that has no graph."""
@@ -20,7 +23,7 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     stops = [stop] if isinstance(stop, str) else list(stop)
     sampler, state = left.pop("sampler", None), left.pop("state", None) or {}
     fields = {
-        "stop": stops if until is None else [_checked(until), *stops],
+        "stop": stops if until is None else [_checked(until, len(stops)), *stops],
         "max_tokens": model["max_context"] if max_tokens is None else max_tokens,
         "stop_tokens": [*([] if left.pop("ignore_eos", False) else model["eos_ids"]), *left.pop("stop_tokens", ())],
         "grammar": None if grammar is None else grammar_fields(grammar),
@@ -31,9 +34,11 @@ def segment_fields(options: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     return fields | sampler_fields(sampler, state, model["vocab_size"]), left
 
 
-def _checked(until: str) -> str:
-    if not isinstance(until, str) or not until:
-        raise BadRequest(f"until: {until!r} is no text; a text of at least one character ends a segment", field="until")
+def _checked(until: str, num_stops: int) -> str:
+    if not until:
+        raise BadRequest("until: '' is empty; a text of at least one character ends a segment", field="until")
+    if num_stops == MAX_STOPS:
+        raise BadRequest(f"until: is one stop more beside {num_stops} of stop; the limit is {MAX_STOPS}", field="until")
     return until
 
 

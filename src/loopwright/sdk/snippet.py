@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from loopwright.sdk.json_fault import why_not_json
+
 _VALUE = "value of the last line"  # no name that code can write, so that none can be in its way
 
 
@@ -37,7 +39,7 @@ def load_snippet(
         try:
             json.dumps(result, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise TypeError(f"the code's result is not JSON: {error}") from None
+            raise TypeError(f"the code's result is not JSON: {why_not_json(result, error)}") from None
         return result
 
     return main

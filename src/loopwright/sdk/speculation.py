@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, Unpack
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.context import Context
 from loopwright.sdk.model import detokenize, model
 from loopwright.sdk.options import SamplingOptions
@@ -47,6 +48,7 @@ class Speculated:
         return len(self.tokens) - self.num_steps
 
 
+@checked
 async def speculate(
     context: Context,
     drafter: Drafter,

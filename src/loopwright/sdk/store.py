@@ -5,9 +5,11 @@ A named store wants a permission: `permissions = { state = ["notes"] }`.
 
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.port import current_port
 
 
+@checked
 class Store:
     """Strings by key. `Store()` is the run's own and ends with it; `Store("notes")` is shared by all runs whose
     permissions list it, and kept by the server."""

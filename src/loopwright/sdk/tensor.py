@@ -9,7 +9,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-Operand: TypeAlias = "Tensor | float"
+from loopwright.sdk.argument_check import checked
+
+Operand: TypeAlias = "Tensor | float | bool"
 
 
 class Evaluator(Protocol):
@@ -139,52 +141,63 @@ class Filled:
     value: float = 0.0
 
 
+@checked
 def filled(value: float = 0.0) -> Filled:
     """A state that begins as a vector of this value."""
     return Filled(value)
 
 
+@checked
 def where(condition: Operand, one: Operand, other: Operand) -> Tensor:
     """`one` where the condition is not 0, else `other`."""
     return _apply("where", condition, one, other)
 
 
+@checked
 def maximum(one: Operand, other: Operand) -> Tensor:
     return _apply("maximum", one, other)
 
 
+@checked
 def minimum(one: Operand, other: Operand) -> Tensor:
     return -_apply("maximum", -_tensor(one), -_tensor(other))
 
 
+@checked
 def exp(value: Operand) -> Tensor:
     return _apply("exp", value)
 
 
+@checked
 def log(value: Operand) -> Tensor:
     return _apply("log", value)
 
 
+@checked
 def total(vector: Tensor) -> Tensor:
     """The sum of a vector, from the first id to the last."""
     return _apply("sum", vector)
 
 
+@checked
 def highest(vector: Tensor) -> Tensor:
     """The largest number of a vector."""
     return _apply("max", vector)
 
 
+@checked
 def argmax(vector: Tensor) -> Tensor:
     """The id of the largest number; of equal ones, the lowest."""
     return _apply("argmax", vector)
 
 
+@checked
 def kth(vector: Tensor, k: int) -> Tensor:
     """The k-th largest number of a vector; `k` is a Python int."""
     return _evaluator.get().apply("kth", vector, k=int(k))
 
 
+@checked
 def mass_before(weights: Operand, by: Tensor | None = None) -> Tensor:
     """For each id, the sum of the weights of the ids before it when they are put in order: those with more of `by`
     (the weights themselves, if not given) first, of equal ones the lowest id. So `mass_before(p) < 0.9` is a nucleus,
@@ -196,6 +209,7 @@ def mass_before(weights: Operand, by: Tensor | None = None) -> Tensor:
     return _apply("mass_before", weights, by)
 
 
+@checked
 def draw(weights: Tensor) -> Tensor:
     """One id, with chances in proportion to the weights, by the draw that belongs to (seed, position). Of one seed and
     position it is always the same draw, and the one that a temperature makes."""
@@ -217,21 +231,25 @@ def ids() -> Tensor:
     return _evaluator.get().apply("ids")
 
 
+@checked
 def at(values: Mapping[int, float]) -> Tensor:
     """A vector that is 0 but for these ids. Ids and values are Python numbers, known before."""
     return _evaluator.get().apply("sparse", entries=tuple((int(one), float(value)) for one, value in values.items()))
 
 
+@checked
 def one_hot(token: Operand) -> Tensor:
     """A vector that is 1 at this id and 0 elsewhere."""
     return ids() == token
 
 
+@checked
 def logsumexp(vector: Tensor) -> Tensor:
     top = highest(vector)
     return top + log(total(exp(vector - top)))
 
 
+@checked
 def softmax(vector: Tensor) -> Tensor:
     weights = exp(vector - highest(vector))
     return weights / total(weights)

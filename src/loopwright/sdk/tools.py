@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.port import current_port
 from loopwright.sdk.schema_check import check
 from loopwright.sdk.tool_schema import JsonSchema, declaration
 
 
+@checked
 class Tool:
     """A function that a program, or the model that it asks, may call: `await tool(city="Paris")`.
 
@@ -47,6 +49,7 @@ class Tool:
         return f"Tool({self.name!r})"
 
 
+@checked
 def tool(function: Callable[..., Any]) -> Tool:
     """Declares a function of the program, `async def` or `def`, as a tool.
 
@@ -57,6 +60,7 @@ def tool(function: Callable[..., Any]) -> Tool:
     return Tool(found.name, found.description, found.parameters, lambda arguments: function(**arguments))
 
 
+@checked
 def client_tool(spec: dict[str, Any]) -> Tool:
     """A tool of the client whose request the program answers, in the form of OpenAI's requests. The model may call it;
     to execute is up to the client, so calling it here is NotImplementedError: give its calls to `emit_tool_call`."""
@@ -70,6 +74,7 @@ def _of_client(arguments: dict[str, Any]) -> None:
     raise NotImplementedError("a client's tool is executed by the client: emit_tool_call")
 
 
+@checked
 async def call(name: str, /, **arguments: Any) -> Any:  # noqa: ANN401 (JSON)
     """The result of a tool of the server. Raises PermissionDenied unless the program's permissions list it, NotFound,
     BadRequest for arguments that do not fit its schema, ToolFailed."""

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from loopwright.sdk import tensor
+from loopwright.sdk import argument_check, tensor
 from loopwright.sdk.errors import Untraceable
 from loopwright.sdk.tensor import Filled, Tensor, running_in, stop_running
 
@@ -20,7 +20,7 @@ Node: TypeAlias = dict[str, Any]
 State: TypeAlias = Mapping[str, Any]  # float, Filled, or a sequence of one float for each token id
 Sampler: TypeAlias = Callable[..., Any]
 
-_OUR_MODULES = frozenset({__name__, tensor.__name__})
+_OUR_MODULES = frozenset({__name__, tensor.__name__, argument_check.__name__})
 _VECTORS = frozenset({"scores", "sparse", "ids", "mass_before"})
 _NUMBERS = frozenset({"constant", "position", "uniform", "sum", "max", "argmax", "take", "kth", "draw"})
 _TAKES_VECTOR = frozenset({"sum", "max", "argmax", "take", "kth", "mass_before", "draw"})  # as first input

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loopwright.sdk.argument_check import checked
 from loopwright.sdk.errors import LoopwrightError
 from loopwright.sdk.segment import Segment
 from loopwright.sdk.turn import TopLogprobs, Turn, top_logprobs
@@ -24,6 +25,7 @@ class WatchedToken:
     top_logprobs: TopLogprobs = ()
 
 
+@checked
 class Watched:
     """An asynchronous context manager, and in it an iterator over tokens.
 

@@ -9,9 +9,8 @@ import json
 import os
 import re
 import sys
-import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,32 @@ async def serving(bench: Bench, num_processes: int, num_api: int) -> AsyncIterat
                 await process.wait()
 
 
-async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT) -> list[dict[str, float]]:
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One stream as its client read it: when it asked, and when texts came, by the machine's monotonic clock. One read
+    may have several tokens."""
+
+    began_s: float
+    times_s: list[float]
+
+    @property
+    def span_s(self) -> float:
+        return self.times_s[-1] - self.times_s[0]
+
+
+def steady_s(reads: Sequence[Read]) -> float:
+    """From token to token while all streams are under way: the median over streams."""
+    begun_s, over_s = max(one.times_s[0] for one in reads), min(one.times_s[-1] for one in reads)
+    found = []
+    for one in reads:
+        times_s = [when for when in one.times_s if begun_s <= when <= over_s]
+        if len(times_s) > 1:
+            gap_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+            found.append(gap_s * (len(one.times_s) - 1) / (NUM_OUT - 1))
+    return median(found) if found else 0.0
+
+
+async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT) -> list[Read]:
     """What clients read of so many streams that begin together."""
     shares = [min(STREAMS_PER_CLIENT, num_streams - start) for start in range(0, num_streams, STREAMS_PER_CLIENT)]
     clients = [
@@ -100,13 +124,14 @@ async def read_streams(served: Served, num_streams: int, num_out: int = NUM_OUT)
     failed = [text for one in told for text in one["failed"]]
     if failed:
         raise RuntimeError(f"{len(failed)} of {num_streams} streams had no token: {failed[0]}")
-    return [stream for one in told for stream in one["streams"]]
+    return [Read(**stream) for one in told for stream in one["streams"]]
 
 
 async def over_http(bench: Bench) -> None:
     bench.table(
-        "processes + HTTP", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker", "TTFT p50 ms",
-        "CPU ms a step, all processes", "tokens/s of a host core", "CPU by process, %",
+        "processes + HTTP", "batch", "TPOT ms, HTTP", f"goal / {peers.VLLM}", "TPOT ms, model worker",
+        "HTTP, once all have begun", "TTFT p50 ms", "CPU ms a step, all processes", "tokens/s of a host core",
+        "CPU by process, %",
     )  # fmt: skip
     for num_processes, num_api in PROCESSES:
         if not bench.has_time(20):
@@ -122,23 +147,25 @@ async def over_http(bench: Bench) -> None:
 
 
 async def _measure(bench: Bench, served: Served, processes: str, batch: int) -> None:
-    counted, cpu, began_s = await _counted(served), cpu_s(served.process.pid), time.perf_counter()
-    streams = await read_streams(served, batch)
-    took_s = time.perf_counter() - began_s
+    counted, cpu = await _counted(served), cpu_s(served.process.pid)
+    reads = await read_streams(served, batch)
+    took_s = max(one.times_s[-1] for one in reads) - min(one.began_s for one in reads)
     after_cpu = cpu_s(served.process.pid)
     spent = {pid: (name, after_cpu[pid][1] - cpu.get(pid, ("", 0.0))[1]) for pid, (name, _) in after_cpu.items()}
+    loops = [(name, seconds) for pid, (name, seconds) in spent.items() if pid < 0]
+    spent = {pid: one for pid, one in spent.items() if pid > 0}
     gaps = {name: value - counted.get(name, 0.0) for name, value in (await _counted(served)).items()}
     all_s = sum(seconds for _, seconds in spent.values())
-    tpot_ms = 1e3 * mean(one["span_s"] for one in streams) / (NUM_OUT - 1)
+    tpot_ms = 1e3 * mean(one.span_s for one in reads) / (NUM_OUT - 1)
     worker_ms = 1e3 * gaps["sum"] / max(1.0, gaps["count"])
     bench.found("http", bench.shape, batch, value=tpot_ms)
     bench.found("worker", bench.shape, batch, value=worker_ms)
     bench.row(
-        processes, batch, tpot_ms, peers.beside(bench.shape, batch), worker_ms,
-        1e3 * median(one["ttft_s"] for one in streams), 1e3 * all_s / NUM_OUT,
+        processes, batch, tpot_ms, peers.beside(bench.shape, batch), worker_ms, 1e3 * steady_s(reads),
+        1e3 * median(one.times_s[0] - one.began_s for one in reads), 1e3 * all_s / NUM_OUT,
         round(batch * NUM_OUT / max(all_s, 1e-9)),
         ", ".join(f"{name} {100 * seconds / took_s:.0f}" for name, seconds in
-                  sorted(spent.values(), key=lambda one: -one[1])[:4]),
+                  [*sorted(spent.values(), key=lambda one: -one[1])[:4], *loops]),
     )  # fmt: skip
 
 
@@ -155,7 +182,8 @@ def _get(url: str) -> str:
 
 
 def cpu_s(parent: int) -> dict[int, tuple[str, float]]:
-    """Seconds of CPU of a process and all below it: name and seconds, by number."""
+    """Seconds of CPU of a process and all below it: name and seconds, by number. Also those of the model worker's event
+    loop alone, by minus its number: the thread that waits for a device turns round meanwhile."""
     parents, found = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -175,7 +203,15 @@ def cpu_s(parent: int) -> dict[int, tuple[str, float]]:
             pid = parents.get(pid, 0)
         return pid == parent
 
-    return {pid: one for pid, one in found.items() if is_below(pid)}
+    mine = {pid: one for pid, one in found.items() if is_below(pid)}
+    loops = {-pid: ("its loop", _thread_s(pid)) for pid, (name, _) in mine.items() if name == "model"}
+    return mine | loops
+
+
+def _thread_s(pid: int) -> float:
+    """Of a process's first thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 HTTP = Section("http", "Over HTTP, and at the model worker beside", 110, over_http)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from loopwright.engine.attention import AttentionRow, visible_places
+from loopwright.engine.attention import AttentionRow, seen_places
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.transfer import to_device
@@ -22,9 +22,15 @@ from loopwright.engine.transfer import to_device
 class PlannedRows(Protocol):
     """One step's rows."""
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    @property
+    def takes_own(self) -> bool:
+        """Whether `attend` looks at `own`."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads · head_dim]. The rows' own keys and values
-        are in the cache by then."""
+        are in the cache by then. If asked for, `own` [num_tokens, 2 · num_kv_heads, head_dim] has them as they are
+        there, keys first."""
         ...
 
 
@@ -53,6 +59,8 @@ class SdpaAttention:
 class SdpaRows:
     """Implements PlannedRows."""
 
+    takes_own = False
+
     def __init__(self, cache: DeviceKvCache, rows: Sequence[AttentionRow], positions: Tensor) -> None:
         self._cache = cache
         self._rows = [(row.num_tokens, used_places(row, cache.device)) for row in rows]
@@ -62,7 +70,7 @@ class SdpaRows:
             for window in windows
         }
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         kv = self._cache.layers[layer]
         outputs = []
         start = 0
@@ -109,7 +117,7 @@ def shown(row: AttentionRow) -> NDArray[np.bool_]:
     num_places = row.kv_len + row.num_tokens
     if row.mask is None:
         return np.arange(num_places) <= np.arange(row.kv_len, num_places)[:, None]
-    return np.stack([visible_places(runs, num_places) for runs in row.mask])
+    return seen_places(row.mask, np.full(row.num_tokens, num_places)).reshape(row.num_tokens, num_places)
 
 
 def visible(rows: Sequence[AttentionRow], all_positions: Tensor, positions: Tensor, window: int | None) -> list[Tensor]:

@@ -47,7 +47,14 @@ FIXED = Tiling(rows=32, places=64, num_warps=4, num_stages=2, max_parts=8, has_f
 """Of all rows, where a token's bits may not depend on who is beside it."""
 SHORT = Tiling(rows=32, places=64, num_warps=4, num_stages=2)
 LONG = Tiling(rows=128, places=64, num_warps=8, num_stages=2, programs=264)
-"""Of rows of several tokens; LONG is the best of five, measured on one H200 at heads of 128 and 256, with windows."""
+LONG_OF_LONG_HEADS = Tiling(rows=128, places=128, num_warps=8, num_stages=2, programs=264)
+"""Of rows of several tokens; LONG is the best of five, measured on one H200 at heads of 128 and 256, with windows. The
+last is the best of seven for heads of 128."""
+
+
+def long_tiling(head_dim: int, *, has_mask: bool = False) -> Tiling:
+    """A mask's word is of the places of a round."""
+    return LONG_OF_LONG_HEADS if head_dim == 128 and not has_mask else LONG
 
 
 def singles_tiling(num_rows: int, num_kv_heads: int, head_dim: int, max_blocks: int) -> Tiling:
@@ -57,15 +64,16 @@ def singles_tiling(num_rows: int, num_kv_heads: int, head_dim: int, max_blocks: 
     return SINGLES_OF_LONG_HEADS if is_whole and head_dim >= 128 else SINGLES
 
 
-def tiling_for(num_rows: int) -> Tiling:
+def tiling_for(num_rows: int, head_dim: int, *, has_mask: bool) -> Tiling:
     """For rows of several tokens, the longest of which has `num_rows` for each KV head."""
-    return SHORT if num_rows <= SHORT.rows else LONG
+    return SHORT if num_rows <= SHORT.rows else long_tiling(head_dim, has_mask=has_mask)
 
 
 def reach(table: Tensor, tiles: Tensor, positions: Tensor, window: int, num_tokens: int = 1) -> Reach:
-    """Finds the first place that any token of each tile sees. `tiles` as `attend` takes them, of at most `num_tokens`
-    tokens; `positions` [places] are the cache's, with those of the tiles' own tokens."""
-    first = torch.empty(len(tiles), dtype=torch.int32, device=table.device)
+    """Finds the first place that any token of each tile sees, and that from which on all of them see all. `tiles` as
+    `attend` takes them, of at most `num_tokens` tokens; `positions` [places] are the cache's, with those of the tiles'
+    own tokens."""
+    first = torch.empty(2, len(tiles), dtype=torch.int32, device=table.device)
     _first_seen[(len(tiles),)](
         table, tiles, positions, first, table.stride(0), window, TOKENS=max(2, triton.next_power_of_2(num_tokens)),
         SIZE=BLOCK_SIZE, PLACES=2048, IS_SINGLE=tiles.ndim == 1,
@@ -94,11 +102,13 @@ def attend(
     bits, starts = (None, None) if mask is None else mask
     window, positions, first = (0, None, None) if reach is None else (reach.window, reach.positions, reach.first)
     group = num_heads // num_kv_heads
+    # Fixed parts have one form: in another the compiler may fuse what it does not here.
+    is_cut = tiles.ndim == 2 and mask is None and not tiling.has_fixed_parts
     _attend[(len(tiles), num_kv_heads, parts)](
         query, kv, table, tiles, bits, starts, positions, first, some, seen, num_heads, num_kv_heads, table.stride(0),
         window, head_dim**-0.5 * _LOG2E, GROUP=group, ROWS=max(tiling.rows, triton.next_power_of_2(group)), D=head_dim,
         DP=padded, SIZE=BLOCK_SIZE, PLACES=tiling.places, PARTS=parts, IS_SINGLE=tiles.ndim == 1,
-        IS_FIXED=tiling.has_fixed_parts, HAS_MASK=mask is not None, HAS_WINDOW=reach is not None,
+        IS_FIXED=tiling.has_fixed_parts, HAS_MASK=mask is not None, HAS_WINDOW=reach is not None, IS_CUT=is_cut,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if parts > 1:
@@ -140,8 +150,10 @@ def _first_seen(
     at = _blocks(blocks, own_place, is_token, SIZE) * SIZE + own_place % SIZE
     own = tl.load(positions + at, mask=is_token, other=0)
     oldest = tl.min(tl.where(is_token, own, 2147483647), axis=0) - window
+    newest = tl.max(tl.where(is_token, own, -2147483648), axis=0) - window
     end = length + count - 1
     found = end
+    hidden = tl.zeros([], tl.int32)
     for begin in range(0, end, PLACES):
         place = begin + tl.arange(0, PLACES)
         is_here = place < end
@@ -149,7 +161,9 @@ def _first_seen(
             positions + _blocks(blocks, place, is_here, SIZE) * SIZE + place % SIZE, mask=is_here, other=0
         )
         found = tl.minimum(found, tl.min(tl.where(is_here & (position > oldest), place, end), axis=0))
+        hidden = tl.maximum(hidden, tl.max(tl.where(is_here & (position <= newest), place + 1, 0), axis=0))
     tl.store(first_places + number, found)
+    tl.store(first_places + tl.num_programs(0) + number, hidden)
 
 
 @triton.jit
@@ -157,7 +171,7 @@ def _attend(
     query, kv, table, tiles, bits, starts, positions, first_places, some, seen, num_heads, num_kv_heads, table_stride,
     window, scale, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SIZE: tl.constexpr,
     PLACES: tl.constexpr, PARTS: tl.constexpr, IS_SINGLE: tl.constexpr, IS_FIXED: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, IS_CUT: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(0).to(tl.int64)
     if not IS_SINGLE:
@@ -175,7 +189,8 @@ def _attend(
     own_end = length + member // GROUP
     is_query = is_member[:, None] & (column < D)[None, :]
     queries = tl.load(query + (token * num_heads + head)[:, None] * D + column[None, :], mask=is_query, other=0.0)
-    own, own_bits = own_end, own_end
+    own = own_end
+    own_bits = own_end
     if HAS_WINDOW:
         own_block = _blocks(blocks, own_end - 1, is_member, SIZE)
         own = tl.load(positions + own_block * SIZE + (own_end - 1) % SIZE, mask=is_member, other=0)
@@ -184,7 +199,45 @@ def _attend(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DP], tl.float32)
-    for at_place in range(start, end, PLACES):
+    begin = start
+    if IS_CUT:  # what all tokens of the tile see needs no comparing
+        if HAS_WINDOW:
+            hidden = tl.load(first_places + tl.num_programs(0) + number)
+            begin = tl.minimum(end, start + tl.cdiv(tl.maximum(hidden - start, 0), PLACES) * PLACES)
+            top, total, sums = _rounds(
+                queries, kv, blocks, bits, positions, start, begin, end, kv_head, num_kv_heads, own_end, own, own_bits,
+                window, scale, top, total, sums, D, DP, SIZE, PLACES, IS_SINGLE, HAS_MASK, HAS_WINDOW,
+            )  # fmt: skip
+        full = begin + tl.maximum(tl.minimum(end, length) - begin, 0) // PLACES * PLACES
+        for at_place in range(begin, full, PLACES):
+            place = at_place + tl.arange(0, PLACES)
+            block = tl.load(blocks + place // SIZE).to(tl.int64)
+            at = ((block * 2 * SIZE + place % SIZE) * num_kv_heads + kv_head) * D
+            keys = tl.load(kv + at[:, None] + column[None, :], mask=(column < D)[None, :], other=0.0)
+            scores = tl.dot(queries, tl.trans(keys)) * scale
+            values = tl.load(
+                kv + SIZE * num_kv_heads * D + at[:, None] + column[None, :], mask=(column < D)[None, :], other=0.0
+            )
+            top, total, sums = _with_round(scores, values, top, total, sums, HAS_WINDOW)
+        begin = full
+    top, total, sums = _rounds(
+        queries, kv, blocks, bits, positions, begin, end, end, kv_head, num_kv_heads, own_end, own, own_bits, window,
+        scale, top, total, sums, D, DP, SIZE, PLACES, IS_SINGLE, HAS_MASK, HAS_WINDOW,
+    )  # fmt: skip
+    _store(
+        some, seen, top, total, sums, token, head, is_member, column, part, num_heads, start < end, D, PARTS
+    )  # fmt: skip
+
+
+@triton.jit
+def _rounds(
+    queries, kv, blocks, bits, positions, begin, stop, end, kv_head, num_kv_heads, own_end, own, own_bits, window,
+    scale, top, total, sums, D: tl.constexpr, DP: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr,
+    IS_SINGLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The softmax's sums with the places from `begin` to `stop`, as far as each token sees them."""
+    column = tl.arange(0, DP)
+    for at_place in range(begin, stop, PLACES):
         place = at_place + tl.arange(0, PLACES)
         is_here = place < end
         block = _blocks(blocks, place, is_here, SIZE)
@@ -192,36 +245,19 @@ def _attend(
         is_loaded = is_here[:, None] & (column < D)[None, :]
         keys = tl.load(kv + at[:, None] + column[None, :], mask=is_loaded, other=0.0)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        is_seen = _seen(
-            place, is_here, own_end, positions, block, own, window, bits, own_bits, at_place, SIZE, IS_SINGLE, HAS_MASK,
-            HAS_WINDOW,
-        )  # fmt: skip
+        is_seen = is_here[None, :]
+        if not IS_SINGLE:
+            is_seen = is_seen & (place[None, :] < own_end[:, None])
+        if HAS_WINDOW:
+            position = tl.load(positions + block * SIZE + place % SIZE, mask=is_here, other=0)
+            is_seen = is_seen & (own[:, None] - position[None, :] < window)
+        if HAS_MASK:
+            word = tl.load(bits + own_bits + at_place // 64, mask=own_bits >= 0, other=-1)
+            is_seen = is_seen & (((word[:, None] >> (place % 64)[None, :]) & 1) != 0)
         scores = tl.where(is_seen, scores, -float("inf"))
         values = tl.load(kv + SIZE * num_kv_heads * D + at[:, None] + column[None, :], mask=is_loaded, other=0.0)
-        top, total, sums = _with_round(
-            scores, values, top, total, sums, HAS_WINDOW or HAS_MASK or not IS_SINGLE
-        )  # fmt: skip
-    _store(
-        some, seen, top, total, sums, token, head, is_member, column, part, num_heads, start < end, D, PARTS
-    )  # fmt: skip
-
-
-@triton.jit
-def _seen(
-    place, is_here, own_end, positions, block, own, window, bits, own_bits, at_place, SIZE: tl.constexpr,
-    IS_SINGLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Which of the places of a round a tile's tokens see."""
-    is_seen = is_here[None, :]
-    if not IS_SINGLE:
-        is_seen = is_seen & (place[None, :] < own_end[:, None])
-    if HAS_WINDOW:
-        position = tl.load(positions + block * SIZE + place % SIZE, mask=is_here, other=0)
-        is_seen = is_seen & (own[:, None] - position[None, :] < window)
-    if HAS_MASK:
-        word = tl.load(bits + own_bits + at_place // 64, mask=own_bits >= 0, other=-1)
-        is_seen = is_seen & (((word[:, None] >> (place % 64)[None, :]) & 1) != 0)
-    return is_seen
+        top, total, sums = _with_round(scores, values, top, total, sums, HAS_WINDOW or HAS_MASK or not IS_SINGLE)
+    return top, total, sums
 
 
 @triton.jit

@@ -21,8 +21,8 @@ from loopwright.engine.cuda.operations import Operations, Rotation
 from loopwright.engine.loaded_model import LoadedModel, Rope
 from loopwright.engine.transfer import to_device
 
-Attend = Callable[[int, Tensor], Tensor]
-"""(layer, query [num_tokens, num_heads, head_dim]) → [num_tokens, num_heads · head_dim]."""
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, query [num_tokens, num_heads, head_dim], own) → [num_tokens, num_heads · head_dim], as PlannedRows does."""
 
 
 class DeviceDecoder:
@@ -56,6 +56,19 @@ class DeviceDecoder:
         self.ropes: tuple[Rope, ...] = tuple(ropes[one] for one in model.ropes)
 
     @property
+    def hidden_size(self) -> int:
+        return self._config.hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        return self._config.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self._config.num_heads // self._config.num_kv_heads
+
+    @property
     def step_weight_bytes(self) -> int:
         """Bytes of weights that a step of one token reads."""
         return self._head.nbytes + sum(layer.step_nbytes for layer in self._layers)
@@ -74,7 +87,8 @@ class DeviceDecoder:
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        return self._run_layers(hidden, self._rotations(positions), places, planned.attend, kept)[0]
+        rotations = self._rotations(positions)
+        return self._run_layers(hidden, rotations, places, planned.attend, kept, takes_own=planned.takes_own)[0]
 
     def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
@@ -82,12 +96,10 @@ class DeviceDecoder:
 
     def decode_own(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """As `decode`, of several ranks the logits of this one's tokens alone."""
-        hidden, places = self._operations.begin(
-            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
-        )
+        hidden, places = self.begin(buffers, num_rows)
         table, lens = buffers.table[:num_rows], buffers.lens[:num_rows]
         rotations = self._rotations(buffers.positions[:num_rows])
-        _, normalized = self._run_layers(hidden, rotations, places, self._attend_singles(table, lens))
+        _, normalized = self._run_layers(hidden, rotations, places, self.attend_singles(table, lens))
         return self._operations.logits(normalized, self._head)
 
     def forward_beside(
@@ -96,25 +108,34 @@ class DeviceDecoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`decode` and `forward` in one: the tokens share the products, so that weights are read once, and each kind
         attends its own way. Logits of the rows of the buffers, and the hidden states of `rows`' kept tokens."""
-        begun, own_places = self._operations.begin(
-            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
-        )
+        begun, own_places = self.begin(buffers, num_rows)
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
         planned = self._attention.plan(rows, positions)
-        attend_singles = self._attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
+        attend_singles = self.attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
-        def attend(layer: int, query: Tensor) -> Tensor:
-            return torch.cat([attend_singles(layer, query[:num_rows]), planned.attend(layer, query[num_rows:])])
+        def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
+            others = planned.attend(layer, query[num_rows:], own[num_rows:])
+            return torch.cat([attend_singles(layer, query[:num_rows], own), others])
 
         residual = torch.cat([begun, hidden])
         rotations = self._rotations(torch.cat([buffers.positions[:num_rows].long(), positions]))
         if kept is not None:
             kept = torch.cat([torch.arange(num_rows, device=kept.device), kept + num_rows])
         residual, normalized = self._run_layers(
-            residual, rotations, torch.cat([own_places.long(), places]), attend, kept
+            residual, rotations, torch.cat([own_places.long(), places]), attend, kept, takes_own=planned.takes_own
         )
         return self._logits(normalized[:num_rows]), residual[num_rows:]
+
+    def begin(self, buffers: DecodeBuffers, num_rows: int) -> tuple[Tensor, Tensor]:
+        """As Operations.begin."""
+        return self._operations.begin(
+            buffers, num_rows, self.embedding, self._embedding_scale, self.cache.positions
+        )  # fmt: skip
+
+    def run_layers(self, residual: Tensor, positions: Tensor, places: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """All layers over tokens that `attend` knows: the residual stream, which is overwritten, and its final norm."""
+        return self._run_layers(residual, self._rotations(positions), places, attend)
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """As a decode step does it, so in the weights' dtype; float32 [num_tokens, hidden_size]."""
@@ -124,12 +145,13 @@ class DeviceDecoder:
         """[num_tokens, hidden_size] → float32 [num_tokens, vocab_size]."""
         return self._logits(normalized.to(self.embedding.dtype))
 
-    def _attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+    def attend_singles(self, table: Tensor, lens: Tensor) -> Attend:
+        """Of rows of one token."""
         operations, cache = self._operations, self.cache
         windows = [window for window in dict.fromkeys(cache.windows) if window is not None]
         reaches = {window: operations.reach(table, lens, cache.positions, window) for window in windows}
 
-        def attend(layer: int, query: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
             window = cache.windows[layer]
             reach = None if window is None else reaches[window]
             return operations.attend(query, cache.layers[layer], table, lens, reach)
@@ -141,22 +163,23 @@ class DeviceDecoder:
 
     def _run_layers(
         self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend,
-        kept: Tensor | None = None,
+        kept: Tensor | None = None, *, takes_own: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens."""
-        operations, head_dim, num_tokens = self._operations, self._config.head_dim, len(residual)
+        operations, num_tokens = self._operations, len(residual)
+        num_heads, head_dim = self._config.num_heads, self._config.head_dim
         added: Tensor | None = None
         added_norm: Tensor | None = None
         for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
             normalized = self._norm(added, residual, layer.attention_norm, added_norm)
             qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
             query = operations.rotate_and_store(
-                qkv, rotations[rope], places, self.cache.layers[index], self._config.num_heads, layer.head_norms
+                qkv, rotations[rope], places, self.cache.layers[index], num_heads, layer.head_norms, is_kept=takes_own
             )
             narrow = kept if index == len(self._layers) - 1 else None
             if narrow is not None and not len(narrow):
                 return residual[narrow], normalized[narrow]
-            attended = attend(index, query)
+            attended = attend(index, query, qkv[:, num_heads:])
             if narrow is not None:
                 residual, attended = residual[narrow], attended[narrow]
             added_norm = layer.attention_post_norm

@@ -1,7 +1,8 @@
 """Attention by FlashInfer's kernels: fa3 for prompts where it has a kernel, else fa2.
 
-Never imported without FlashInfer; `choice` says whether it is there. Masks and windows are for the kernel of our own:
-FlashInfer's masks are by place, and planning one waits for the device.
+Prompts without a prefix are read where their product left them: that is faster than by pages. Never imported without
+FlashInfer; `choice` says whether it is there. Masks and windows are for the kernel of our own: FlashInfer's masks are
+by place, and planning one waits for the device.
 """
 
 from collections.abc import Sequence
@@ -35,10 +36,11 @@ class FlashInferAttention:
         self._cache = cache
         self._scale = config.head_dim**-0.5
         self._dtype = cache.layers[0].dtype
-        self._heads = (config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
+        self._heads = (config.num_heads, config.num_kv_heads, config.head_dim)
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
         backend = "fa3" if config.head_dim == _FA3_HEAD_DIM else "fa2"
-        self._wrapper: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        self._paged: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        self._ragged: Any = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=backend)
         self._planned = torch.cuda.Event()
         self._tiles = TileAttention(cache, config.num_heads)
 
@@ -62,28 +64,60 @@ class FlashInferAttention:
             return seeing_all
         return _ByWindow(windows, seeing_all, self._tiles.plan(rows, positions))
 
-    def _prefill(self, rows: Sequence[AttentionRow]) -> "_Prefill":
+    def _prefill(self, rows: Sequence[AttentionRow]) -> "_Paged | _Ragged":
         """Of rows that see all that comes before."""
         lists = PageLists.of_rows(rows)
+        options = {"causal": True, "sm_scale": self._scale, "q_data_type": self._dtype, "kv_data_type": self._dtype}
         self._planned.synchronize()
-        self._wrapper.plan(
-            lists.token_starts, lists.block_starts, lists.blocks, lists.last_lens, *self._heads,
-            causal=True, sm_scale=self._scale, q_data_type=self._dtype, kv_data_type=self._dtype,
-        )  # fmt: skip
+        planned: _Paged | _Ragged
+        if any(row.kv_len for row in rows):
+            self._paged.plan(
+                lists.token_starts,
+                lists.block_starts,
+                lists.blocks,
+                lists.last_lens,
+                *self._heads,
+                BLOCK_SIZE,
+                **options,
+            )
+            planned = _Paged(self._paged, self._cache)
+        else:
+            self._ragged.plan(lists.token_starts, lists.token_starts, *self._heads, **options)
+            planned = _Ragged(self._ragged)
         self._planned.record()
-        return _Prefill(self._wrapper, self._cache)
+        return planned
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class _Paged:
     """Implements PlannedRows."""
 
     wrapper: Any
     cache: DeviceKvCache
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    @property
+    def takes_own(self) -> bool:
+        return False
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         # FlashInfer's own output begins as zeros, for tokens that see nothing; here all see something.
         found: Tensor = self.wrapper.run(query, self.cache.layers[layer], out=torch.empty_like(query))
+        return found.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Implements PlannedRows, of rows without a prefix."""
+
+    wrapper: Any
+
+    @property
+    def takes_own(self) -> bool:
+        return True
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
+        keys, values = own.chunk(2, dim=1)
+        found: Tensor = self.wrapper.run(query, keys, values, out=torch.empty_like(query))
         return found.flatten(1)
 
 
@@ -93,12 +127,16 @@ class _Parts:
 
     parts: Sequence[tuple[Tensor | None, PlannedRows]]
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    @property
+    def takes_own(self) -> bool:
+        return any(planned.takes_own for _, planned in self.parts)
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         if len(self.parts) == 1:
-            return self.parts[0][1].attend(layer, query)
+            return self.parts[0][1].attend(layer, query, own)
         output = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         for tokens, planned in self.parts:
-            output[tokens] = planned.attend(layer, query[tokens])
+            output[tokens] = planned.attend(layer, query[tokens], own[tokens])
         return output
 
 
@@ -110,6 +148,10 @@ class _ByWindow:
     seeing_all: PlannedRows
     windowed: PlannedRows
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    @property
+    def takes_own(self) -> bool:
+        return self.seeing_all.takes_own
+
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         planned = self.seeing_all if self.windows[layer] is None else self.windowed
-        return planned.attend(layer, query)
+        return planned.attend(layer, query, own)

@@ -68,8 +68,9 @@ class TritonOperations:
         return out
 
     def rotate_and_store(
-        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
-    ) -> Tensor:
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None,
+        *, is_kept: bool = False,
+    ) -> Tensor:  # fmt: skip
         num_tokens, all_heads, head_dim = qkv.shape
         num_kv_heads = kv.shape[3]
         query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -78,7 +79,7 @@ class TritonOperations:
         _rotate_and_store[(num_tokens, query_parts + triton.cdiv(num_kv_heads, _HEADS))](
             qkv, *rotation, places, kv, query, query_norm, key_norm, num_heads, num_kv_heads, query_parts,
             all_heads * head_dim, epsilon, D=head_dim, DP=triton.next_power_of_2(head_dim), HEADS=_HEADS,
-            SIZE=BLOCK_SIZE, HAS_NORMS=norms is not None, num_warps=2,
+            SIZE=BLOCK_SIZE, HAS_NORMS=norms is not None, IS_KEPT=is_kept, num_warps=2,
         )  # fmt: skip
         return query
 
@@ -203,6 +204,7 @@ def _rotated(
 def _rotate_and_store(
     qkv, cos, sin, places, kv, query, query_norm, key_norm, num_heads, num_kv_heads, query_parts, token_stride, epsilon,
     D: tl.constexpr, DP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, HAS_NORMS: tl.constexpr,
+    IS_KEPT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -233,6 +235,9 @@ def _rotate_and_store(
         target = (place // SIZE * 2 * SIZE + place % SIZE) * num_kv_heads * D + head * D + column
         tl.store(kv + target, turned.to(kv.dtype.element_ty), mask=mask)
         tl.store(kv + target + SIZE * num_kv_heads * D, values.to(kv.dtype.element_ty), mask=mask)
+        if IS_KEPT:
+            tl.store(source + key, turned.to(qkv.dtype.element_ty), mask=mask)
+            tl.store(source + at, values.to(qkv.dtype.element_ty), mask=mask & is_bad)  # others are there
 
 
 @triton.jit

@@ -62,11 +62,12 @@ class Operations(Protocol):
         ...
 
     def rotate_and_store(
-        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
-    ) -> Tensor:
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None,
+        *, is_kept: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Norms, if the model has that, and rotates queries and keys of [num_tokens, heads, head_dim], writes keys and
         values to `places` of a layer's cache [num_blocks, 2, 16, num_kv_heads, head_dim], and returns the queries
-        [num_tokens, num_heads, head_dim].
+        [num_tokens, num_heads, head_dim]. With `is_kept`, `qkv` has the keys and values as the cache has them.
 
         Cached values are finite: a head whose values are not gets zeros and keys of NaN, so that whoever sees it fails
         and whoever has it hidden adds nothing."""
@@ -159,8 +160,9 @@ class TorchOperations:
         return torch.rms_norm(residual, weight.shape, weight, epsilon).to(dtype)
 
     def rotate_and_store(
-        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None
-    ) -> Tensor:
+        self, qkv: Tensor, rotation: Rotation, places: Tensor, kv: Tensor, num_heads: int, norms: HeadNorms | None,
+        *, is_kept: bool = False,
+    ) -> Tensor:  # fmt: skip
         num_kv_heads, head_dim = kv.shape[3:]
         query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
@@ -168,9 +170,13 @@ class TorchOperations:
             key = torch.rms_norm(key.float(), (head_dim,), norms.key, norms.epsilon)
         block, offset = (places // BLOCK_SIZE).long(), (places % BLOCK_SIZE).long()
         is_bad = ~value.isfinite().all(-1, keepdim=True)
-        kv[block, 0, offset] = _rotated(key, rotation).masked_fill(is_bad, torch.nan).to(kv.dtype)
-        kv[block, 1, offset] = value.masked_fill(is_bad, 0.0).to(kv.dtype)
-        return _rotated(query, rotation).to(qkv.dtype)
+        key = _rotated(key, rotation).masked_fill(is_bad, torch.nan).to(kv.dtype)
+        value = value.masked_fill(is_bad, 0.0).to(kv.dtype)
+        kv[block, 0, offset], kv[block, 1, offset] = key, value
+        turned = _rotated(query, rotation).to(qkv.dtype)
+        if is_kept:
+            qkv[:, num_heads:] = torch.cat([key, value], dim=1)
+        return turned
 
     def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
         return multiplied(vectors, matrix, bias)

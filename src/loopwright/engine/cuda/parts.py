@@ -25,6 +25,7 @@ class DeviceParts:
     operations: Operations
     attention: PagedAttention
     decoder: DeviceDecoder
+    has_passes: bool = False  # prompts may be graphs: the kernel that attends in these is as good as the back-end's
 
     @classmethod
     def make(

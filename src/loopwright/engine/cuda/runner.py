@@ -59,7 +59,8 @@ class DeviceRunner(ModelRunner):
         self._ranks = model.ranks
         max_blocks = min(-(-model.config.max_context // self.shape.block_size), self.shape.num_blocks)
         self._steps = DecodeSteps(
-            parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks
+            parts.decoder, parts.operations, self._ranks, max_rows=max_rows, max_blocks=max_blocks,
+            has_passes=parts.has_passes,
         )  # fmt: skip
         self._draw = parts.operations.draw
         self._num_launched = 0  # batches
@@ -312,7 +313,7 @@ class DeviceRunner(ModelRunner):
         beside = Beside(vectors, positions, rows, None if len(kept) == len(vectors) else self._numbers(kept))
         step, self._step = self._step, None
         if step is None:
-            return Hidden(self._decoder.forward(*beside), kept)
+            return Hidden(self._steps.forward_others(beside), kept)
         step.logits, hidden = self._steps.forward_beside(
             step.decodes, step.singles, self._before.sampled, beside, is_greedy=step.samplings.is_greedy
         )

@@ -6,7 +6,7 @@ Never decides who is in a step and never waits for the device. Used by the runne
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,11 @@ from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.cuda.tables import Changes, RowTables
 from loopwright.engine.loaded_model import Ranks
 from loopwright.engine.transfer import to_device
+
+if TYPE_CHECKING:
+    from loopwright.engine.cuda.passes import Passes
+
+FoundT = TypeVar("FoundT")
 
 Report = Callable[[str, float | None], None]
 
@@ -54,8 +59,10 @@ class DecodeSteps:
     """The buffers of up to `max_rows` rows, and a graph for each size of batch."""
 
     def __init__(
-        self, decoder: DeviceDecoder, operations: Operations, ranks: Ranks, *, max_rows: int, max_blocks: int
-    ) -> None:
+        self, decoder: DeviceDecoder, operations: Operations, ranks: Ranks, *, max_rows: int, max_blocks: int,
+        has_passes: bool = False,
+    ) -> None:  # fmt: skip
+        """With `has_passes` prompts of some hundred tokens are graphs too, where anything is."""
         self._decoder, self._operations, self._ranks = decoder, operations, ranks
         self._device = decoder.device
         self._sizes = bucket_sizes(max_rows)
@@ -65,6 +72,8 @@ class DecodeSteps:
         self._own = DecodeBuffers.make(max_rows, 1, scratch, self._device)  # what a rank chooses of its vocabulary
         self._draws = CapturedDraws(self.buffers, max_rows, operations)
         self.adjustments = RowAdjustments(max_rows, decoder.vocab_size, self._device)
+        self._has_passes = has_passes and ranks.num_ranks == 1
+        self._passes: Passes | None = None
         self._goes_on = False  # the rows of the step that was entered last are those of the one before
         self._graphs: dict[int, Captured[Tensor]] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, Captured[Tensor]] = {}  # with the choice of the likeliest token
@@ -89,6 +98,12 @@ class DecodeSteps:
             self._draws.capture(
                 size, self._graphs[size].found, self.adjustments.tables, lambda run: _capture(run, pool)
             )
+        if self._has_passes:
+            from loopwright.engine.cuda.passes import Passes  # noqa: PLC0415 (there may be no Triton)
+
+            report("capturing graphs for prompts", 0.0)
+            self._passes = Passes(self._decoder, self.max_rows, self.buffers.table.shape[1])
+            self._passes.capture(lambda run: _capture(run, pool))
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
@@ -97,6 +112,9 @@ class DecodeSteps:
         for captured in (*self._graphs.values(), *self._greedy.values(), *self._lists.values()):
             captured.graph.reset()
         self._graphs, self._greedy, self._lists = {}, {}, {}
+        if self._passes is not None:
+            self._passes.forget()
+            self._passes = None
 
     def forward(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, *, is_greedy: bool,
@@ -130,13 +148,25 @@ class DecodeSteps:
         """As `forward`, in one pass with other rows: logits, and the hidden states of the others' kept tokens."""
         num_rows = len(decodes) + len(singles)
         size = self._enter(decodes, singles, before)
-        logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
+        if self._passes is not None and self._passes.has(num_rows, beside.rows):
+            normalized, found = self._passes.run(self.buffers, num_rows, beside.hidden, beside.positions, beside.rows)
+            logits = self._decoder.logits(normalized)
+            hidden = found.clone() if beside.kept is None else found[beside.kept]
+        else:
+            logits, hidden = self._decoder.forward_beside(self.buffers, num_rows, *beside)
         if is_greedy:
             self._operations.end_greedy(self.buffers, num_rows, logits)
         elif (captured := self._graphs.get(size)) is not None:  # the graph of draws reads them there
             logits = captured.found[:num_rows].copy_(logits)
         self.tables.ran()
         return logits, hidden
+
+    def forward_others(self, beside: Beside) -> Tensor:
+        """A pass without rows of one token: hidden states of the kept tokens."""
+        if self._passes is None or not self._passes.has(0, beside.rows):
+            return self._decoder.forward(*beside)
+        _, found = self._passes.run(self.buffers, 0, beside.hidden, beside.positions, beside.rows)
+        return found.clone() if beside.kept is None else found[beside.kept]
 
     def draw(
         self, logits: Tensor, samplings: RowSamplings, decodes: DecodeRows, singles: Sequence[ForwardRow],
@@ -248,7 +278,7 @@ def choose_among_ranks(ranks: Ranks, own: Tensor, logits: Tensor, outputs: Tenso
     outputs[2] = failed.amax(1)
 
 
-def _capture(run: Callable[[], Tensor], pool: Any) -> Captured[Tensor]:  # noqa: ANN401 (torch has no public name for it)
+def _capture(run: Callable[[], FoundT], pool: Any) -> Captured[FoundT]:  # noqa: ANN401 (torch has no public name for it)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

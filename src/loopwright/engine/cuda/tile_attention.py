@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwright.engine.attention import AttentionRow
-from loopwright.engine.cuda.attention import shown
+from loopwright.engine.attention import AttentionRow, seen_places
 from loopwright.engine.cuda.attention_kernels import FIXED, Tiling, attend, reach, tiling_for
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.transfer import to_device
 
+_WORD = 64  # places
 _MAX_PARTED_TOKENS = 1024  # of one launch: what parts give takes megabytes for each
 
 
@@ -36,11 +36,14 @@ class TileAttention:
     def _tiling(self, rows: Sequence[AttentionRow]) -> Tiling:
         if self._is_deterministic:
             return FIXED
-        return tiling_for(max(row.num_tokens for row in rows) * self._group)
+        num_rows, head_dim = max(row.num_tokens for row in rows) * self._group, self._cache.layers[0].shape[4]
+        return tiling_for(num_rows, head_dim, has_mask=any(row.mask is not None for row in rows))
 
 
 class TileRows:
     """Implements PlannedRows. Masks are bits of the tokens that have one; windows are by position."""
+
+    takes_own = False
 
     def __init__(self, cache: DeviceKvCache, rows: Sequence[AttentionRow], tiling: Tiling, group: int) -> None:
         self._cache, self._tiling = cache, tiling
@@ -60,7 +63,7 @@ class TileRows:
             if window is not None
         }
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, own: Tensor) -> Tensor:
         kv, query = self._cache.layers[layer], query.contiguous()
         window = self._cache.windows[layer]
         reaches = [None] * len(self._launches) if window is None else self._reaches[window]
@@ -102,18 +105,14 @@ def _used_blocks(row: AttentionRow) -> Sequence[int]:
 
 def _words(rows: Sequence[AttentionRow], device: torch.device) -> tuple[Tensor, Tensor] | None:
     """What tokens of rows with masks see, as the kernel takes it; None if there is no such row."""
-    words: list[NDArray[np.int64]] = []
-    starts: list[NDArray[np.int64]] = []
-    num_words = 0
-    for row in rows:
-        if row.mask is None:
-            starts.append(np.full(row.num_tokens, -1))
-            continue
-        seen = shown(row)
-        bits = np.packbits(np.pad(seen, ((0, 0), (0, -seen.shape[1] % 64))), axis=1, bitorder="little").view("<i8")
-        starts.append(num_words + np.arange(len(bits)) * bits.shape[1])
-        words.append(bits.reshape(-1))
-        num_words += bits.size
-    if not words:
+    if all(row.mask is None for row in rows):
         return None
-    return to_device(np.concatenate(words), device), to_device(np.concatenate(starts), device)
+    # How many words each token has: none without a mask.
+    sizes = np.repeat(
+        [0 if row.mask is None else -(-(row.kv_len + row.num_tokens) // _WORD) for row in rows],
+        [row.num_tokens for row in rows],
+    )
+    masks = [one for row in rows for one in row.mask or ()]
+    seen = seen_places(masks, _WORD * sizes[sizes > 0])
+    starts = np.where(sizes > 0, np.cumsum(sizes) - sizes, -1)
+    return to_device(np.packbits(seen, bitorder="little").view("<i8"), device), to_device(starts, device)
