@@ -105,27 +105,33 @@ def test_usual_rows_are_settled_among_few_scores_and_the_others_are_read_again(m
     assert spy.seen == [ways]
 
 
-@pytest.mark.parametrize("wrong", [-3.0, 3.0])
+@pytest.mark.parametrize("wrong", [-2.0, 2.0])
 def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
     monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
     """Whatever lies between the bounds, a row is settled there only if its last kept score is."""
-    logits = some_rows(4, 3.0)
-    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in ({"top_p": 0.9}, {"top_k": 30}) for _ in range(2)]
+    filters = [{"top_p": 0.9}, {"top_k": 30}, {"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.5}]
+    logits = some_rows(5, 3.0)
+    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in filters]
+    bounding, spy = filter_kernels.bound, Spy(search_kernels.search, 7)
 
     class Misled:
         def __getitem__(self, grid):
-            return lambda *given, **options: weigh(grid, given, options)
+            def launch(*given, **options):
+                bounding[grid](*given, **options)
+                edges, limits = given[10:12]
+                edges += wrong
+                limits[1] += wrong  # whence distances are guessed
 
-    def weigh(grid, given, options):
-        given[8].add_(wrong)
-        return weighing[grid](*given, **options)
+            return launch
 
-    weighing = filter_kernels.weigh
-    monkeypatch.setattr(filter_kernels, "weigh", Misled())
-    found = draw_rows(TritonOperations().draw, logits, logits, RowSamplings.of(samplings, CPU), np.arange(4))[0]
-    expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
-    assert found.tolist() == expected
+    monkeypatch.setattr(filter_kernels, "bound", Misled())
+    monkeypatch.setattr(search_kernels, "search", spy)
+    columns = RowSamplings.of(samplings, CPU)
+    for numbers in torch.tensor([[0.0] * 5, [0.3] * 5, [0.9] * 5, [1 - 2.0**-53] * 5], dtype=torch.float64):
+        found = TritonOperations().draw(logits, logits, columns, numbers)
+        assert torch.equal(found[0], TorchOperations().draw(logits, logits, columns, numbers)[0])
+    assert filter_kernels.WHOLE.value in spy.seen[0]
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}])

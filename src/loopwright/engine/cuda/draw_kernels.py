@@ -13,13 +13,13 @@ from torch import Tensor
 
 from loopwright.engine.cuda import filter_kernels, search_kernels
 from loopwright.engine.cuda.sampling import RowSamplings
-from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, first_of, keys_of, seen_of, turned, weights_of
+from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, columns_of, keys_of, turned, weights_of
 
 _PARTS = 32  # of a row at most
 _CHUNK = 4096  # scores of one program at least
 _LOOK = (8, 4)  # scores of a group, of which a thread has whole ones, and warps of a program with the least
 _WEIGH = (4, 8)
-_SETTLE = ((128, 16), (512, 16))  # gathered scores of a part, and warps
+_SETTLE = ((128, 16), (256, 16), (512, 16))  # gathered scores of a part, and warps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,16 +110,21 @@ def _look(
     it), whether a logit is not finite; and of rows with filters, how far below the highest scores are."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    values, column, tops, top, total, num_bad = seen_of(logits, row, part, vocab_size, CHUNK, GROUP)
+    column = columns_of(part, CHUNK, GROUP)
+    mask = column < vocab_size
+    values = tl.load(logits + row * vocab_size + column, mask=mask, other=-float("inf"))
+    is_bad = tl.sum((mask & ~(tl.abs(values) < float("inf"))).to(tl.int32))
+    tops = tl.max(values, axis=0)
+    top = tl.max(tops, axis=0)
     at = row * parts + part
     tl.store(found + plane + at, top)
-    tl.store(found + 2 * plane + at, total)
-    tl.store(found + 3 * plane + at, num_bad.to(tl.float32))
+    tl.store(found + 2 * plane + at, tl.sum(tl.where(mask, tl.exp(values - top), 0.0)))
+    tl.store(found + 3 * plane + at, is_bad.to(tl.float32))
     if HAS_SCORES:
-        values = tl.load(scores + row * vocab_size + column, mask=column < vocab_size, other=-float("inf"))
+        values = tl.load(scores + row * vocab_size + column, mask=mask, other=-float("inf"))
         tops = tl.max(values, axis=0)
         top = tl.max(tops, axis=0)
-    tl.store(best + at, first_of(values, column, top, vocab_size))
+    tl.store(best + at, tl.min(tl.where(mask & (values == top), column, LARGEST)))
     tl.store(found + at, top)
     if HAS_FILTERS and ((tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1.0) | (tl.load(typical_p + row) < 1.0)):
         filter_kernels.count(

@@ -24,13 +24,11 @@ from loopwright.engine.cuda.operations import Activation, HeadNorms, Reach, Rota
 from loopwright.engine.cuda.products import FastProducts, OwnProducts, Products
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
-from loopwright.engine.cuda.score_kernels import first_of, seen_of
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.loaded_model import Rope
 
 _HEADS = 8  # of one program of rotate_and_store
 _CHUNK = 4096  # ids of one program of the search for the best
-_GROUP = 8  # of which a thread has whole ones
 
 
 class TritonOperations:
@@ -126,9 +124,7 @@ class TritonOperations:
         parts = triton.cdiv(vocab_size, _CHUNK)
         best = torch.empty(num_rows, parts, dtype=torch.int32, device=logits.device)
         found = torch.empty(3, num_rows, parts, dtype=torch.float32, device=logits.device)
-        _best_of_chunk[(num_rows, parts)](
-            logits, best, found, vocab_size, parts, num_rows * parts, CHUNK=_CHUNK, GROUP=_GROUP
-        )
+        _best_of_chunk[(num_rows, parts)](logits, best, found, vocab_size, parts, num_rows * parts, CHUNK=_CHUNK)
         _end_greedy[(num_rows,)](
             best, found, buffers.outputs, buffers.inputs, parts, num_rows * parts, buffers.inputs.stride(0),
             PARTS=triton.next_power_of_2(parts), num_warps=1,
@@ -258,17 +254,20 @@ def _begin(
 
 
 @triton.jit
-def _best_of_chunk(logits, best, found, vocab_size, parts, plane, CHUNK: tl.constexpr, GROUP: tl.constexpr):
-    """Of one chunk of a row: the first of its largest logits, that logit, the sum of exp(logit - it), and how many are
-    not finite."""
+def _best_of_chunk(logits, best, found, vocab_size, parts, plane, CHUNK: tl.constexpr):
+    """Of one chunk of a row: the first of its largest logits, that logit, the sum of exp(logit - it), and the sum."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    values, column, _, top, total, num_bad = seen_of(logits, row, part, vocab_size, CHUNK, GROUP)
+    column = part * CHUNK + tl.arange(0, CHUNK)
+    mask = column < vocab_size
+    values = tl.load(logits + row * vocab_size + column, mask=mask, other=-float("inf"))
+    is_bad = tl.sum(tl.where(mask & ~(tl.abs(values) < float("inf")), 1, 0), axis=0)
+    top = tl.max(values, axis=0)
     at = row * parts + part
-    tl.store(best + at, first_of(values, column, top, vocab_size))
+    tl.store(best + at, part * CHUNK + tl.argmax(values, axis=0))
     tl.store(found + at, top)
-    tl.store(found + plane + at, total)
-    tl.store(found + 2 * plane + at, num_bad.to(tl.float32))
+    tl.store(found + plane + at, tl.sum(tl.where(mask, tl.exp(values - top), 0.0), axis=0))
+    tl.store(found + 2 * plane + at, is_bad.to(tl.float32))
 
 
 @triton.jit

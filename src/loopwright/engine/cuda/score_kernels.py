@@ -64,22 +64,3 @@ def columns_of(part, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """The columns of one part of a row as [GROUP, CHUNK / GROUP]: a thread has whole groups, and little to tell."""
     inner: tl.constexpr = CHUNK // GROUP
     return part * CHUNK + tl.arange(0, GROUP)[:, None] * inner + tl.arange(0, inner)[None, :]
-
-
-@triton.jit
-def seen_of(logits, row, part, vocab_size, CHUNK: tl.constexpr, GROUP: tl.constexpr):
-    """Of one part of a row: its logits as [GROUP, CHUNK / GROUP], their columns, the highest of each group and of all,
-    the sum of exp(logit - it), and how many are not finite."""
-    column = columns_of(part, CHUNK, GROUP)
-    mask = column < vocab_size
-    values = tl.load(logits + row * vocab_size + column, mask=mask, other=-float("inf"))
-    num_bad = tl.sum((mask & ~(tl.abs(values) < float("inf"))).to(tl.int32))
-    tops = tl.max(values, axis=0)
-    top = tl.max(tops, axis=0)
-    return values, column, tops, top, tl.sum(tl.where(mask, tl.exp(values - top), 0.0)), num_bad
-
-
-@triton.jit
-def first_of(values, column, top, vocab_size):
-    """The first column of those with `top`."""
-    return tl.min(tl.where((values == top) & (column < vocab_size), column, LARGEST))
