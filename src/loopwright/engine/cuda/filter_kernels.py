@@ -146,6 +146,7 @@ def _estimated(tops, others, step, top, temperature, scale, BINS: tl.constexpr, 
     middle = ((step - place).to(tl.float64) + 0.5) / wide
     middle = tl.minimum(tl.where(place == 0, (step / wide + top) / 2, middle), top)
     weights = weights_of(middle, top, temperature)
+    weights = tl.where(place == BINS - 1, 0.0, weights)  # what is there may be anywhere below
     tops, others = tops.to(tl.float64), others.to(tl.float64)
     width = 1.0 / (wide * temperature)
     unsure = tl.where(place == 0, tl.maximum(tops - 1.0, 0.0), tops) * width * width / 12.0 + GROUP * GROUP * others
@@ -183,7 +184,10 @@ def _ring(
     powers, masses, variances = _estimated(tops, others, step, top, temperature, scale, BINS, GROUP)
     total = tl.sum(masses, axis=0)
     center = tl.sum(masses * powers, axis=0) / total
-    off = 4.0 * tl.sqrt(tl.sum(variances * (powers - center) * (powers - center), axis=0)) / total
+    distances = tl.abs(powers - center)
+    _, _, of_tops = _estimated(tops, tl.zeros_like(others), step, top, temperature, scale, BINS, GROUP)
+    off = tl.sum(variances * distances * distances + of_tops * (1.0 + 2.0 * distances), axis=0)
+    off = 4.0 * tl.sqrt(off) / total
     width = 1.0 / (scale.to(tl.float64) * temperature)
     begin = ((step + 1) / scale.to(tl.float64) - top) * tl.minimum(1.0 / temperature, 1e300)  # of the bins
     radius = place.to(tl.float64) * width / 2
@@ -196,13 +200,16 @@ def _ring(
     num_far = tl.sum((inside - typical_p * total < noise).to(tl.int32), axis=0)
     most, margin = tl.full((), 2 * ROOM, tl.int32), tl.full((), 3, tl.int32)
     near, far = center, center
-    distances = tl.abs(powers - center)
     while (most > ROOM) & (margin > 0):  # where there is room for them, more are gathered
         margin -= 1
         near = (num_near - 1 - margin) * width / 2 - off
         far = (num_far + margin) * width / 2 + off
         is_here = (distances >= near - width / 2) & (distances <= far + width / 2)
         most = tl.max(tl.sum(tl.where(is_here[None, :], all_tops + GROUP * all_others, 0), axis=1), axis=0)
+    # The highest score alone may be what is missing, and its distance is known well.
+    edge = tl.abs(center)
+    near = tl.where(tl.abs(near - edge) < 2 * width, tl.minimum(near, edge - 2 * off - width / 2), near)
+    far = tl.where(tl.abs(far - edge) < 2 * width, tl.maximum(far, edge + 2 * off + width / 2), far)
     # Where that is little, nothing is kept for sure, and one need not know where the ring begins.
     all_numbers = tl.where((distances <= far + 4 * width)[None, :], all_tops + GROUP * all_others, 0)
     is_little = tl.max(tl.sum(all_numbers, axis=1), axis=0) <= ROOM // 2
