@@ -21,6 +21,7 @@ from sampler_rig import SAMPLERS, STATES, initial, traced
 
 HOT = {"temperature": 1.0, "seed": 7}
 _SAMPLED = {name: SamplerRun(traced(SAMPLERS[name], STATES.get(name)), initial(STATES.get(name))) for name in SAMPLERS}
+_SAMPLED["penalties, a sampler and top_logprobs"] = _SAMPLED["mirostat"]
 _PENALIZED = Sampling(frequency_penalty=0.6, repetition_penalty=1.2, logit_bias={7: 2.0}, **HOT)
 DECODING = {
     "greedy": Sampling(),
@@ -36,7 +37,8 @@ DECODING = {
     "top_logprobs": Sampling(top_logprobs=4, **HOT),
     "processed top_logprobs": Sampling(top_logprobs=4, logprobs="processed", top_p=0.9, **HOT),
     "penalties, entropy and top_logprobs": replace(_PENALIZED, top_logprobs=3),
-} | {f"sampler {name}": replace(_PENALIZED, top_logprobs=2) if name == "mirostat" else Sampling() for name in SAMPLERS}
+    "penalties, a sampler and top_logprobs": replace(_PENALIZED, top_logprobs=2),
+} | {f"sampler {name}": Sampling() for name in SAMPLERS}
 _FIFTHS = bytes(0b10000100 if place % 5 else 0b00100001 for place in range(33))
 SINGLE: dict[str, dict[str, object]] = {
     "the 256 likeliest": {"distributions": [DistributionRequest()]},

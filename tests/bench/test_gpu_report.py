@@ -125,12 +125,12 @@ async def test_a_job_for_which_there_is_no_time_is_left_out_and_said_so() -> Non
 
 def test_a_goal_is_met_missed_or_not_measured_by_the_best_figure() -> None:
     most = goals.Goal("T", {"1": ("a", 1.0), "2": ("b", 2.0)})
-    assert most.row({"a": [3.0, 0.9], "b": [2.0]}) == ("T", "1 · 2", "≤ 1 · ≤ 2", "0.9 · 2", "met")
+    assert most.row({"a": [3.0, 0.9], "b": [2.0]}) == ("T", "1 · 2", "≤ 1 · ≤ 2", "0.900 · 2.00", "met")
     assert most.row({"a": [1.1], "b": [2.0]})[-1] == "**missed** at 1"
-    assert most.row({"b": [2.0]})[-2:] == ("– · 2", "met; not measured: 1")
+    assert most.row({"b": [2.0]})[-2:] == ("– · 2.00", "met; not measured: 1")
     assert most.row({})[-1] == "not measured"
     least = goals.Goal("T", {"x": ("gain", "said"), "y": ("free", None)}, is_least=True)
-    assert least.row({"gain": [1.0, 1.9], "said": [2.0], "free": [5.0]})[2:] == ("≥ 1.9 · –", "1.9 · 5", "met")
+    assert least.row({"gain": [1.0, 1.9], "said": [2.0], "free": [5.0]})[2:] == ("≥ 1.9 · –", "1.90 · 5.00", "met")
     assert least.row({"gain": [1.89], "said": [2.0]})[-1] == "**missed** at x; not measured: y"
 
 

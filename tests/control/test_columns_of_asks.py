@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from loopwright.core.calls import Acknowledge, Generate, Sampling, Veto, Watch
+from loopwright.core.errors import InternalError
 from loopwright.core.results import Segment
 
 from .rig import Rig, RigRun, generate
@@ -145,3 +146,59 @@ def test_a_window_that_is_full_holds_one_row_and_no_other() -> None:
         rig.drain()
     assert held.segment(call) == alone("watched")
     assert not any(batch.rows for batch in rig.executor.batches[1:])
+
+
+def test_what_a_wasted_row_fails_with_is_nobodys() -> None:
+    """Though its segment has a row in the step behind that one again."""
+    rig = Rig(is_ahead=True)
+    run = rig.open("a")
+    call = run.submit(segment_of("watched"))
+    for _ in range(6):
+        rig.step()
+    run.final(call)
+    tokens = [token for part in run.parts[call] for token in part.tokens]
+    assert run.now(Veto(handle=int(call), index=2, ban=False)).error is None
+    rig.executor.fail_rows = dict.fromkeys(tokens, InternalError("nobody should hear").info())
+    rig.step()
+    rig.executor.fail_rows = {}
+    assert rig.controller._counts.num_wasted_rows
+    assert ended(rig, run, call) == alone("watched")
+
+
+def test_a_watched_sampler_that_stops_unsure_carries_what_one_that_nobody_watches_does() -> None:
+    found = []
+    for watch in (None, Watch(64)):
+        rig = Rig()
+        run = rig.open("a")
+        fields = {
+            "stop_entropy": 8.0,
+            "sampler": COUNTER,
+            "sampler_state": {"count": 1.0},
+            "tokens": (7,),
+            "watch": watch,
+        }
+        found.append(ended(rig, run, run.submit(msgspec.structs.replace(segment_of("unsure"), **fields))))
+    assert found[0] == found[1]
+    assert (found[0].reason, len(found[0].tokens), found[0].sampler_state) == ("entropy", 4, {"count": 6.0})
+
+
+@pytest.mark.parametrize("max_tokens", range(3, 8))
+@pytest.mark.parametrize("num_steps", range(2, 8))
+def test_a_veto_counts_though_the_row_that_ends_the_segment_is_under_way(max_tokens: int, num_steps: int) -> None:
+    rig = Rig(is_ahead=True)
+    runs = {name: rig.open(name) for name in ("plain", "watched")}
+    calls = {name: run.submit(segment_of(name, max_tokens)) for name, run in runs.items()}
+    for _ in range(num_steps):
+        rig.step()
+    rig.begin()
+    watched, call = runs["watched"], calls["watched"]
+    assert watched.final(call) is None
+    assert watched.now(Veto(handle=int(call), index=0, ban=False)).error is None
+    rig.drain()
+    assert watched.final(call) is None
+    parts = [part for part in watched.parts[call] if part.num_vetoes]
+    told = [token for part in parts for token in part.tokens]
+    assert told == list(alone("watched", max_tokens).tokens)
+    assert [part.first for part in parts] == list(range(max_tokens))
+    assert ended(rig, watched, call) == alone("watched", max_tokens)
+    assert runs["plain"].segment(calls["plain"]) == alone("plain", max_tokens)

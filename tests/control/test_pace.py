@@ -44,6 +44,11 @@ def test_where_launches_alone_take_longer_than_the_limit_prompts_get_what_is_fre
     assert 1100 < sorted(rooms)[len(rooms) // 2] <= 1300
 
 
+def test_a_least_size_that_something_held_up_raises_no_limit() -> None:
+    pace = measured((30, MIN_ROOM, 0.07), (30, 610, 0.016))
+    assert pace.room(30, LIMIT_S) <= 6 * TILE - 30
+
+
 def test_a_small_model_is_soon_given_all_that_fits() -> None:
     rooms = after(Pace(), 30, lambda num_tokens: 0.002 + 4e-6 * num_tokens)
     assert 4000 < rooms[8] <= 4500

@@ -4,9 +4,11 @@ each text is what it is alone, and what samplers carry goes with them."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,10 +18,16 @@ from device_rig import device_rig
 from loopwright.core.batch import ENTROPY, Batch, DecodeRows, ForwardRow, StepResult
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun, SamplerState
+from loopwright.engine.cuda.answers import Answers
+from loopwright.engine.cuda.runner import DeviceRunner
+from loopwright.engine.cuda.traced_graphs import TracedSamplers
+from loopwright.sdk import tensor
 from runner_rig import Rig, some_tokens
 from sampler_rig import SAMPLERS, STATES, initial, traced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loopwright.core.batch import RowResult
     from loopwright.engine.loaded_model import LoadedModel
 
@@ -71,6 +79,37 @@ def texts_of(rig: Rig) -> list[Text]:
     ]
 
 
+class Again:
+    """A captured function where nothing captures: what it finds lies where it lay the first time."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run, self.found = run, run()
+
+    def replay(self) -> Any:
+        now = self._run()
+        if isinstance(now, torch.Tensor):
+            return self.found.copy_(now)
+        for name in ("scores", "told", "chosen"):
+            if (tensor := getattr(now, name)) is not None:
+                getattr(self.found, name).copy_(tensor)
+        for name, one in now.states.items():
+            self.found.states[name].copy_(one.clone())
+        return self.found
+
+
+def with_graphs(rig: Rig) -> Rig:
+    """A rig whose steps and samplers are graphs, as far as anybody can tell."""
+    runner = rig.runner
+    assert isinstance(runner, DeviceRunner)
+    steps = runner._steps
+    for size in steps._sizes:
+        with torch.inference_mode():
+            steps._graphs[size] = Again(partial(steps._decoder.decode, steps.buffers, size))
+            steps._greedy[size] = Again(partial(steps._decode_greedily, size))
+    runner._ways = replace(runner._ways, samplers=TracedSamplers(Again))
+    return rig
+
+
 def prefill(rig: Rig, texts: list[Text]) -> None:
     rows = [
         ForwardRow(
@@ -83,8 +122,13 @@ def prefill(rig: Rig, texts: list[Text]) -> None:
         one.take(result)
 
 
-def decode(texts: list[Text], before: list[Text] | None) -> DecodeRows:
-    """The next step of these; `before` are those of the step that runs, if one does."""
+def decode(texts: list[Text], before: list[Text] | None, had: DecodeRows | None = None) -> DecodeRows:
+    """The next step of these; `before` are those of the step that runs, if one does, and `had` its rows."""
+    if had is not None and texts is before:  # as control has it: the very same columns
+        num = len(texts)
+        return msgspec.structs.replace(
+            had, token_ids=[0] * num, num_steps=had.num_steps + 1, sources=range(num), states=()
+        )
     sources = [] if before is None else [before.index(one) if one in before else -1 for one in texts]
     nums = [len(one.tokens) + (before is not None and one in before) for one in texts]
     lens = [len(one.prompt) + num - 1 for one, num in zip(texts, nums, strict=True)]
@@ -142,28 +186,81 @@ def test_rows_that_come_and_go_are_what_they_are_alone(
     """With `seed` 3 each row has a copy of what it carries."""
     if seed == 3:
         monkeypatch.setattr("loopwright.engine.cuda.traced_rows._MAX_SHARED_BYTES", 100)
-    rng, rig = random.Random(seed), device_rig(model, num_blocks=256)
+    rig = device_rig(model, num_blocks=256)
     texts = texts_of(rig)
-    prefill(rig, texts)
+    come_and_go(rig, texts, random.Random(seed), is_ahead=is_ahead)
+    check(texts, expected)
+
+
+@pytest.mark.parametrize("name", ["mirostat", "plain_draw", "swapped"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_step_whose_rows_have_one_sampler_is_what_they_are_alone(
+    name: str, seed: int, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph reads logits where they are and puts tokens where the next step looks."""
+    function = {"swapped": swapped}.get(name) or SAMPLERS[name]
+    state = {"one": 1.0, "other": 0.0} if name == "swapped" else STATES.get(name)
+    run = SamplerRun(traced(function, state), initial(state))
+    found = []
+    num_put = 0
+    answers_init = Answers.__init__
+
+    def counting(self: Answers, *args: Any) -> None:
+        nonlocal num_put
+        answers_init(self, *args)
+        num_put += self.is_put
+
+    monkeypatch.setattr(Answers, "__init__", counting)
+    for rig in (Rig(model, num_blocks=256), with_graphs(device_rig(model, num_blocks=256))):
+        texts = [
+            Text(some_tokens(9 + place, place), rig.blocks(64), replace_seed(HOT, place), run, place % 3 == 0)
+            for place in range(6)
+        ]
+        found.append(texts)
+        prefill(rig, texts)
+        if len(found) == 1:
+            for one in texts:
+                for _ in range(16):
+                    rows = decode([one], None)
+                    taken([one], rows, rig.step(Batch(decodes=rows)))
+        else:
+            come_and_go(rig, texts, random.Random(seed), is_ahead=True, is_begun=True)
+    check(*reversed(found))
+    assert num_put > 10
+
+
+def swapped(scores: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What two states are changes places with each token, of which one counts the other's."""
+    token = tensor.argmax(scores - 40 * state["one"] * tensor.one_hot(tensor.argmax(scores)))
+    return token, {"one": state["other"], "other": state["one"]}
+
+
+def replace_seed(sampling: Sampling, seed: int) -> Sampling:
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def come_and_go(rig: Rig, texts: list[Text], rng: random.Random, *, is_ahead: bool, is_begun: bool = False) -> None:
+    """Until each text has 17 tokens: some of them a step, in any order, or those of the step before."""
+    if not is_begun:
+        prefill(rig, texts)
     before: list[Text] | None = None
-    running: list[tuple[list[Text], DecodeRows, object]] = []
+    running: list[tuple[list[Text], DecodeRows, Any]] = []
     while any(len(one.tokens) < 17 for one in texts) or running:
         under_way = before or []
         left = [one for one in texts if len(one.tokens) + (one in under_way) < 17]
-        chosen = [one for one in left if before is None or one in before or one not in under_way]
-        if rng.random() < 0.5 and before and all(one in left for one in before):
+        chosen = left
+        if rng.random() < 0.6 and before and all(one in left for one in before):
             chosen = before  # the very same rows
         elif chosen:
             chosen = rng.sample(chosen, rng.randint(1, len(chosen)))
         if chosen:
-            rows = decode(chosen, before)
+            rows = decode(chosen, before, had=running[-1][1] if running else None)
             with torch.inference_mode():
                 running.append((chosen, rows, rig.runner.launch(Batch(decodes=rows))))
         if running and (len(running) == 2 or not is_ahead or not chosen):
             mine, had, launched = running.pop(0)
             taken(mine, had, launched.result())
         before = running[-1][0] if running else None
-    check(texts, expected)
 
 
 def test_a_row_that_asks_what_cannot_be_fails_alone_in_every_step(model: LoadedModel) -> None:

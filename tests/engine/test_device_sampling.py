@@ -190,7 +190,7 @@ def test_few_graphs_of_samplers_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("loopwright.engine.cuda.traced_graphs.MAX_GRAPHS", 2)
     samplers = TracedSamplers(Static)
     graphs = [traced(SAMPLERS[name]) for name in ("greedy", "plain_draw", "nucleus")]
-    sent = torch.zeros(2, 1, dtype=torch.float64)
+    sent = np.zeros((2, 1))
     for graph in [*graphs, graphs[0]] * 6:
         samplers.run(graph, logits := some_logits(1, 260), logits, sent, {})
         assert len(samplers._kept) <= 2

@@ -44,6 +44,22 @@ def test_a_row_of_any_kind_is_launched_without_waiting_and_gets_what_it_gets_ste
     assert len(found) == NUM_STEPS
 
 
+@pytest.mark.parametrize("name", ["sampler mirostat", "sampler plain_draw", "sampler greedy"])
+def test_a_step_whose_rows_have_one_sampler_is_a_graph_that_puts_its_tokens_itself(name: str) -> None:
+    rig = on_device(model_of("heads of 64, 4 of a group"), max_rows=8)
+    Kinds(rig, (name,)).run(8, is_ahead=True)  # it is captured
+    found = Kinds(rig, (name,)).run(NUM_STEPS, is_ahead=True, launching=no_waiting, first_watched=1)
+    samplers = rig.runner._ways.samplers
+    assert any(one.whole is not None and one.graph is not None for one in samplers._kept.values())
+    samplers._kept.clear()
+    samplers._capture = None
+    serial = Kinds(rig, (name,)).run(NUM_STEPS, is_ahead=False)
+    for (one,), (other,) in zip(found, serial, strict=True):
+        assert one.sampled[0].token_id == other.sampled[0].token_id
+        assert one.sampled[0].logprob == pytest.approx(other.sampled[0].logprob, abs=1e-4)
+        assert one.sampler_state.values() == pytest.approx(other.sampler_state.values(), abs=1e-6)
+
+
 def test_all_kinds_in_one_step_are_launched_without_waiting() -> None:
     rig = on_device(model_of("heads of 64, 4 of a group"), max_rows=32)
     Kinds(rig).run(3, is_ahead=True)

@@ -15,25 +15,30 @@ class Instance:
     """One that nothing runs in."""
 
     is_warm = False
+    is_closed = False
 
     def close(self) -> None:
-        pass
+        assert not self.is_closed
+        self.is_closed = True
 
 
 class Rig:
     """A pool whose instances cost nothing, and who waits until its thread has done what it was asked."""
 
-    def __init__(self, max_parked: int) -> None:
+    def __init__(self, max_parked: int, quiet_s: float = 1000.0) -> None:
         self.is_idle = True
+        self.made: list[Instance] = []
         self.num_failures = 0  # still to come
         self.failure: Exception = WasmtimeError("no room")
-        self.pool = InstancePool(cast("Any", self.make), cast("Any", self.warm), max_parked, lambda: self.is_idle)
+        make, warm = cast("Any", self.make), cast("Any", self.warm)
+        self.pool = InstancePool(make, warm, max_parked, lambda: self.is_idle, quiet_s)
 
     def make(self) -> Instance:
         if self.num_failures:
             self.num_failures -= 1
             raise self.failure
-        return Instance()
+        self.made.append(Instance())
+        return self.made[-1]
 
     def warm(self, instance: Instance) -> Instance:
         instance.is_warm = True
@@ -97,6 +102,30 @@ def test_runs_that_come_while_others_are_live_count_as_one_burst(rig: Rig) -> No
     for instance in live:
         rig.pool.discard(instance)
     assert rig.settled()[0] == 6
+
+
+def test_when_nobody_comes_what_a_burst_had_made_is_closed_again_and_made_for_the_next() -> None:
+    quiet = Rig(8, quiet_s=0.0)
+    try:
+        quiet.settled()
+        live = quiet.taken(20)
+        while len(quiet.pool._warmed.waiting) < 4:  # half of what may wait: so many are made beside live runs
+            quiet.settled()
+        assert quiet.settled() == (4, 8), "none is closed while runs are live"
+        quiet.is_idle = True
+        for instance in live:
+            quiet.pool.discard(instance)
+        while quiet.settled() != (2, 0):
+            pass
+        assert sum(not one.is_closed for one in quiet.made) == 2
+        live = quiet.taken(3)
+        assert [one.is_closed for one in live] == [False] * 3
+        quiet.is_idle = True
+        for instance in live:
+            quiet.pool.discard(instance)
+    finally:
+        quiet.pool.close()
+    assert all(one.is_closed for one in quiet.made)
 
 
 def test_a_limit_below_two_is_kept() -> None:

@@ -7,131 +7,17 @@ Used by the scheduler, which says who joins, and by the controller, which brings
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
 from typing import NamedTuple
 
+from loopwright.control.members import Members, Row
 from loopwright.control.ordering import OpenCall
-from loopwright.control.reading import Reading, readings
-from loopwright.control.segments import Carried, Kept, SegmentFeed
+from loopwright.control.reading import Reading
+from loopwright.control.segments import SegmentFeed
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import NO_DECODES, DecodeResult, DecodeRows
-from loopwright.core.calls import Generate, Sampling
+from loopwright.core.calls import Generate
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.ids import BlockId, RunId
-from loopwright.core.samplers import SamplerRun, SamplerState
-from loopwright.core.told_tokens import TokenReader
-
-
-class _Row(NamedTuple):
-    """One entry of each column. What counts up is less by the steps that the group had when the row came."""
-
-    call: OpenCall
-    feed: SegmentFeed
-    run_id: RunId
-    block_ids: Sequence[BlockId]
-    kv_len: int
-    position: int
-    sampling: Sampling
-    generated: Sequence[int]
-    num_generated: int
-    tokens: list[int]
-    logprobs: list[float]
-    stop_tokens: frozenset[int]
-    reader: tuple[TokenReader, int] | None  # who has what it shows with what others do, and its name there
-    start: int  # steps that the group had when it came
-    end: int  # and when it is over by its length
-    sampler: SamplerRun | None
-
-
-class _Columns(NamedTuple):
-    """All rows; as `_Row`."""
-
-    calls: Sequence[OpenCall] = ()
-    feeds: Sequence[SegmentFeed] = ()
-    run_ids: Sequence[RunId] = ()
-    block_ids: Sequence[Sequence[BlockId]] = ()
-    kv_lens: Sequence[int] = ()
-    positions: Sequence[int] = ()
-    samplings: Sequence[Sampling] = ()
-    generated: Sequence[Sequence[int]] = ()
-    num_generated: Sequence[int] = ()
-    tokens: Sequence[list[int]] = ()
-    logprobs: Sequence[list[float]] = ()
-    stop_tokens: Sequence[frozenset[int]] = ()
-    readers: Sequence[tuple[TokenReader, int] | None] = ()
-    starts: Sequence[int] = ()
-    ends: Sequence[int] = ()
-    samplers: Sequence[SamplerRun | None] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Members:
-    """The columns of a step, and of those after it with the same rows, and what is asked of them in each."""
-
-    columns: _Columns = field(default_factory=_Columns)
-    stop_tokens: frozenset[int] = frozenset()  # of any of them
-    matching: Sequence[OpenCall] = ()  # those with stop strings
-    shown: Sequence[OpenCall] = ()  # who wants to see each token, and reads alone
-    readings: Sequence[Reading] = ()  # those who read for many
-    unknown: Sequence[int] = ()  # in place of tokens that have sources
-    sampled: Sequence[int] = ()  # the last token of each, as far as they are here
-    places: dict[OpenCall, int] = field(default_factory=dict)  # once somebody has asked
-    tops: Sequence[list[Kept]] = ()  # of those who want to know the likeliest tokens too
-    samplers: Sequence[SamplerRun | None] = ()  # if any has one
-    sampling: Sequence[int] = ()  # the places of those who have one
-    carried: Sequence[deque[Carried]] = ()  # of the same
-    states: Sequence[SamplerState | None] = ()  # the last of each, as far as they are here
-    unsure: Sequence[int] = ()  # the places of those who end before a token that the model is too unsure of
-    limits: Sequence[float] = ()  # of the same
-
-    @classmethod
-    def of(cls, rows: Iterable[_Row], before: "_Members") -> "_Members":
-        columns = _Columns(*zip(*rows, strict=True))
-        pairs = list(zip(columns.calls, columns.feeds, strict=True))
-        alone = zip(pairs, columns.readers, strict=True)
-        members = cls(
-            columns,
-            frozenset().union(*set(columns.stop_tokens)),
-            [call for call, feed in pairs if feed.has_stops],
-            [call for (call, feed), reader in alone if feed.is_shown and reader is None],
-            readings(columns.calls, columns.readers, before.readings) if any(columns.readers) else (),
-            [0] * len(pairs),
-            [tokens[-1] if tokens else 0 for tokens in columns.tokens],
-            tops=[tops for feed in columns.feeds if (tops := feed.listing) is not None],
-        )
-        members._add_samplers()
-        limits = {place: limit for place, feed in enumerate(columns.feeds) if (limit := feed.stop_entropy) is not None}
-        members.unsure, members.limits = list(limits), list(limits.values())
-        return members
-
-    def _add_samplers(self) -> None:
-        columns = self.columns
-        self.sampling = [place for place, one in enumerate(columns.samplers) if one is not None]
-        if self.sampling:
-            self.samplers = columns.samplers
-            self.carried = [columns.feeds[place].carried for place in self.sampling]
-            states: list[SamplerState | None] = [None] * len(columns.samplers)
-            for place, carried in zip(self.sampling, self.carried, strict=True):
-                found, at = carried[-1]
-                states[place] = found[at]
-            self.states = states
-
-    def keep(self, result: DecodeResult) -> None:
-        """Puts what a step sampled where it belongs."""
-        columns = self.columns
-        self.sampled, self.states = result.token_ids, result.states
-        deque(map(list.append, columns.tokens, result.token_ids), maxlen=0)
-        deque(map(list.append, columns.logprobs, result.logprobs), maxlen=0)
-        if self.tops:
-            deque(map(list.append, self.tops, zip(repeat(result.tops), range(len(self.tops)))), maxlen=0)
-        if self.carried:
-            deque(map(deque.append, self.carried, zip(repeat(result.states), self.sampling)), maxlen=0)
-
-    def has(self, call: OpenCall) -> bool:
-        if not self.places:
-            self.places = dict(zip(self.columns.calls, range(len(self.columns.calls)), strict=True))
-        return call in self.places
+from loopwright.core.ids import RunId
 
 
 class Over(NamedTuple):
@@ -147,7 +33,7 @@ class DecodeStep:
 
     __slots__ = ("members", "rows", "wasted")
 
-    def __init__(self, members: _Members, rows: DecodeRows = NO_DECODES) -> None:
+    def __init__(self, members: Members, rows: DecodeRows = NO_DECODES) -> None:
         self.members, self.rows = members, rows
         self.wasted: list[OpenCall] = []  # they were over with the step before
 
@@ -182,7 +68,7 @@ class DecodeStep:
         return self.members.has(call)
 
 
-NO_DECODE_STEP = DecodeStep(_Members())
+NO_DECODE_STEP = DecodeStep(Members())
 
 
 class DecodeGroup:
@@ -195,9 +81,9 @@ class DecodeGroup:
         self._size = block_size
         self._num_formed = self._num_taken = 0  # steps
         self._running: deque[DecodeStep] = deque()
-        self._rows: dict[OpenCall, _Row] = {}
+        self._rows: dict[OpenCall, Row] = {}
         self._is_changed = False  # since the columns were made
-        self._members = _Members()  # of the step that was formed last
+        self._members = Members()  # of the step that was formed last
         self._full: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may need a page, by the steps before
         self._ending: defaultdict[int, list[OpenCall]] = defaultdict(list)  # who may be over, by the steps until then
         self._watched: defaultdict[int, list[OpenCall]] = defaultdict(
@@ -227,7 +113,7 @@ class DecodeGroup:
         assert feed.is_steady or num_unknown
         formed, has_penalties = self._num_formed, generate.sampling.has_penalties
         num_tokens = len(feed.tokens) + num_unknown
-        self._rows[call] = _Row(
+        self._rows[call] = Row(
             call, feed, call.run_id, feed.block_ids, feed.kv_len_at(num_tokens) - formed,
             feed.position + num_unknown - formed, generate.sampling, feed.tokens if has_penalties else (),
             num_tokens - 1 - formed, feed.tokens, feed.logprobs, feed.stop_tokens,
@@ -252,10 +138,9 @@ class DecodeGroup:
 
     def withdraw(self, call: OpenCall) -> None:
         """As `leave`, for a call that goes on elsewhere, or may: rows of it in steps that run do not count."""
-        if call in self._rows or call in self._resting:
-            for step in self._running:
-                if step.has(call) and call not in step.wasted:
-                    step.wasted.append(call)
+        for step in self._running:
+            if step.has(call) and call not in step.wasted:
+                step.wasted.append(call)
         if self._rows.pop(call, None) is not None:
             self._is_changed = True
         self._resting.pop(call, None)
@@ -331,7 +216,7 @@ class DecodeGroup:
     def form(self, running: Sequence[OpenCall] | None = None) -> DecodeStep:
         """The rows of the next step. `running` are the calls of the rows of the one that runs, if one does."""
         if self._is_changed or not self._rows:
-            self._members = _Members.of(self._rows.values(), self._members) if self._rows else _Members()
+            self._members = Members.of(self._rows.values(), self._members) if self._rows else Members()
             self._is_changed = False
         step = DecodeStep(self._members, self._form_rows(running) if self._rows else NO_DECODES)
         self._num_formed += 1

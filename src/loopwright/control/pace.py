@@ -68,8 +68,11 @@ class Pace:
             return FIRST_ROOM
         known = {size: median(one.taken_s) for size, one in self._sizes.items()}
         known[0] = median(self._plain_s) if self._plain_s else 0.0
-        # So many there are in any case, whatever they take.
-        limit_s = max(limit_s, (1 + SLACK) * known.get(-(-(num_single + MIN_ROOM) // TILE), 0.0))
+        # So many there are in any case. No larger step is shorter: a size that something held up does not count.
+        least = -(-(num_single + MIN_ROOM) // TILE)
+        least_s = min((taken_s for size, taken_s in known.items() if size >= least), default=0.0)
+        if least in known:
+            limit_s = max(limit_s, (1 + SLACK) * least_s)
         best = max((size for size, taken_s in known.items() if taken_s <= limit_s), default=0)
         more = self._num_more(known, best, limit_s - known[best], (num_single + FIRST_ROOM) // TILE)
         return max(MIN_ROOM, (best + more) * TILE - num_single)

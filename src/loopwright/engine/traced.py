@@ -56,8 +56,9 @@ def state_value(numbers: NDArray[np.float64]) -> StateValue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedRows:
-    """Rows of one graph: `scores` as of TracedRow, [num_rows, vocab_size]; `positions` and the `numbers` of their draws
-    float64 [num_rows, 1]; what they carry, as of TensorState; and the graph's sparse vectors by their nodes' places."""
+    """Rows of one graph: `scores` as of TracedRow, [num_rows, vocab_size], or float32 that become so where it matters;
+    `positions` and the `numbers` of their draws float64 [num_rows, 1]; what they carry, as of TensorState; and the
+    graph's sparse vectors by their nodes' places."""
 
     scores: Tensor
     positions: Tensor
@@ -125,14 +126,16 @@ def run_graph(graph: TracedSampler, rows: TracedRows) -> TracedResults:
     nothing = torch.empty(0, 0)
     for place, node in enumerate(graph.nodes):
         inputs = [running.values[one] for one in node.inputs]
+        if node.op not in _OF_ANY_WIDTH:
+            inputs = [running.widened(one) for one in inputs]
         running.values.append(_evaluate(running, place, node, inputs))
         for one in node.inputs:
             if last_use[one] == place:
                 running.values[one] = nothing  # a vector of a large vocabulary is too much to keep for every node
-    result = running.values[graph.result]
+    result = running.widened(running.values[graph.result])
     running.fail(result.isnan().any(-1, keepdim=True), "the result is not a number")
     states = {
-        state.name: running.values[state.next].expand(-1, running.vocab_size if state.is_vector else 1)
+        state.name: running.widened(running.values[state.next]).expand(-1, running.vocab_size if state.is_vector else 1)
         for state in graph.states
     }
     for name, value in states.items():
@@ -148,6 +151,7 @@ class _Running:
     values: list[Tensor] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     failed: Tensor = field(init=False)  # as in TracedResults, [num_rows, 1]
+    wide: Tensor | None = None  # the scores in float64, once somebody needs that
 
     def __post_init__(self) -> None:
         self.failed = torch.zeros(self.num_rows, 1, dtype=torch.int64, device=self.rows.device)
@@ -164,6 +168,14 @@ class _Running:
         """Notes the rows [num_rows, 1] that are wrong; the first failure of a row counts."""
         self.failures.append(why)
         self.failed = torch.where(are_wrong & (self.failed == 0), len(self.failures), self.failed)
+
+    def widened(self, value: Tensor) -> Tensor:
+        """In float64; of what is not, there are the scores alone."""
+        if value.dtype == torch.float64:
+            return value
+        if self.wide is None:
+            self.wide = value.double()
+        return self.wide
 
     def column(self, number: float) -> Tensor:
         return torch.full((self.num_rows, 1), number, dtype=torch.float64, device=self.rows.device)
@@ -202,7 +214,7 @@ def _evaluate(running: _Running, place: int, node: SamplerNode, inputs: Sequence
         case "sparse":
             return running.rows.sparse[place].expand(running.num_rows, -1)
         case "kth":
-            return inputs[0].topk(node.k, dim=-1).values.amin(-1, keepdim=True)
+            return inputs[0].topk(node.k, dim=-1).values.amin(-1, keepdim=True).double()
         case "take":
             return _take(running, *inputs)
         case "draw":
@@ -269,7 +281,7 @@ def _state_of(run: SamplerRun, name: str, size: int, device: torch.device) -> Te
 def _take(running: _Running, vector: Tensor, number: Tensor) -> Tensor:
     index = number.nan_to_num(-1.0).clamp(0, running.vocab_size - 1).long()
     running.fail(index != number, f"take: an index is not a token id from 0 to {running.vocab_size - 1}")
-    return vector.expand(running.num_rows, -1).gather(-1, index)
+    return vector.expand(running.num_rows, -1).gather(-1, index).double()
 
 
 def _draw_all(running: _Running, weights: Tensor) -> Tensor:
@@ -304,10 +316,13 @@ _SIMPLE: dict[str, Callable[..., Tensor]] = {
     "exp": torch.exp,
     "log": torch.log,
     "sum": _sum,
-    "max": lambda vector: vector.amax(-1, keepdim=True),
+    "max": lambda vector: vector.amax(-1, keepdim=True).double(),
     "argmax": lambda vector: vector.argmax(-1, keepdim=True).double(),  # of equal values, the lowest id
     "mass_before": _mass_before,
 }
+
+_OF_ANY_WIDTH = {"argmax", "max", "kth", "take"}
+"""Operations that find one of the scores: in float32 they find the same one."""
 
 _LEAVES: dict[str, Callable[[_Running, SamplerNode], Tensor]] = {
     "scores": lambda running, _: running.rows.scores,

@@ -7,6 +7,7 @@ complete wins; of stops complete at the same byte, the longest, which starts fir
 text would be another rule: a stream could not apply it without waiting for bytes that may never come.)
 """
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,13 +54,17 @@ class StopMatcher:
         """Reads the next bytes and returns the match, once there is one. What comes after a match is not read."""
         if self._match:
             return self._match
-        next_states, fallbacks, matched = (
-            self._automaton.next_states,
-            self._automaton.fallbacks,
-            self._automaton.matched,
-        )
-        state = self._state
-        for offset, byte in enumerate(token_bytes, start=1):
+        automaton = self._automaton
+        next_states, fallbacks, matched = automaton.next_states, automaton.fallbacks, automaton.matched
+        state, offset, end = self._state, 0, len(token_bytes)
+        while offset < end:
+            if state == _ROOT:
+                found = automaton.find_start(token_bytes, offset)
+                if found is None:
+                    break
+                offset = found.start()
+            byte = token_bytes[offset]
+            offset += 1
             while (following := next_states[state].get(byte)) is None and state != _ROOT:
                 state = fallbacks[state]
             state = _ROOT if following is None else following
@@ -81,6 +86,10 @@ class _Automaton:
         self.matched: list[str | None] = [None]  # the longest stop that the state's prefix ends with
         for stop, stop_bytes in zip(stops, _encode(stops), strict=True):
             self._add(stop, stop_bytes)
+        starts = b"".join(map(re.escape, {one.to_bytes() for one in self.next_states[_ROOT]}))
+        self.find_start = re.compile(
+            b"[" + starts + b"]" if starts else b"(?!)"
+        ).search  # what no stop begins with is skipped
         self.fallbacks = self._link()  # the longest proper suffix of a state's prefix that is a state
 
     def _add(self, stop: str, stop_bytes: bytes) -> None:

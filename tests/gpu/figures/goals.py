@@ -36,7 +36,7 @@ class Goal:
         got = {label: self._best(found, name) for label, (name, _) in self.figures.items()}
         limits = {label: _limit(found, limit) for label, (_, limit) in self.figures.items()}
         sign = "≥" if self.is_least else "≤"
-        goal = " · ".join("–" if one is None else f"{sign} {_written(one)}" for one in limits.values())
+        goal = " · ".join("–" if one is None else f"{sign} {one:,.5g}" for one in limits.values())
         return (
             self.title,
             " · ".join(got),
@@ -70,7 +70,7 @@ def _limit(found: Found, limit: float | str | None) -> float | None:
 def _written(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def _tpots(place: str, title: str) -> list[Goal]:

@@ -6,7 +6,7 @@ is on its way, and read later. Equal to engine.sampler up to the rounding of sum
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from loopwright.engine.cuda.asks import Asks, DrawnAsks, Now, Some, TracedAsks
 from loopwright.engine.cuda.distributions import ask_distributions, ask_tops
 from loopwright.engine.cuda.processing import kept_weights
 from loopwright.engine.cuda.sampling import Draw, SamplingColumns, Top, draw_rows, normalizers
-from loopwright.engine.cuda.traced_graphs import TracedSamplers
+from loopwright.engine.cuda.traced_graphs import TracedSamplers, Whole
 from loopwright.engine.cuda.traced_rows import LeftStates, run_group
 from loopwright.engine.draws import draw_each
 from loopwright.engine.sampler import Question, not_finite
@@ -72,7 +72,7 @@ class _Chosen:
 
     rows: Some
     token_ids: Tensor
-    has_failed: Tensor | None  # beside rows whose logits are not finite
+    has_failed: Tensor | None  # int32, beside rows whose logits are not finite
     told: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]
     errors: Callable[[], Mapping[int, ErrorInfo]] = dict  # by place among the rows
 
@@ -80,21 +80,25 @@ class _Chosen:
 class Answers:
     """What was launched for some questions. `results` and `read` may be asked on any thread."""
 
-    def __init__(self, logits: Tensor, asks: Asks, ways: Ways, now: Now) -> None:
-        """For float32 logits [num_questions, vocab_size]."""
+    def __init__(self, logits: Tensor, asks: Asks, ways: Ways, now: Now, whole: Whole | None = None) -> None:
+        """For float32 logits [num_questions, vocab_size]; `whole` if they are all of a decode step, and
+        `asks.is_of_one_sampler`."""
         self._asks, self._copies, self._logits, self._ways, self._now = asks, HostCopies(), logits, ways, now
         self._own: Tensor | None = None
         self.left: dict[TracedSampler, LeftStates] = {}
         """What samplers leave to the next tokens of their rows."""
         self._tops: list[tuple[Some, Callable[[], Sequence[TopLogprobs]]]] = []
-        failed = now.has_failed
-        self.has_failed = (
-            ~logits.sum(-1).isfinite() if failed is None else failed
-        )  # only if all terms are is a sum finite
+        self._whole = whole
+        is_lost = now.has_failed
+        self.has_failed = ~logits.sum(-1).isfinite() if is_lost is None else is_lost  # a sum is as finite as its terms
         """[num_questions], on the device; rows whose samplers failed are not among them."""
-        self._have_failed = self._copies.take(self.has_failed)
+        self._have_failed: Callable[[], NDArray[Any]] | None = None
         self._chosen = self._choose()
-        self.sampled = self._told(self.has_failed)
+        self.is_put = whole is not None and self._have_failed is not None
+        """Whether what is sampled is where the next step looks already."""
+        if self._have_failed is None:
+            self._have_failed = self._copies.take(self.has_failed)
+        self.sampled = whole.outputs[::2] if self.is_put and whole is not None else self._told(self.has_failed)
         """Int32 [2, num_questions], on the device: ids, and 1 for a row that failed or has no token."""
         if asks.tops is not None:
             rows, sizes = asks.tops.rows, asks.tops.sizes
@@ -104,7 +108,7 @@ class Answers:
         own = self._normalizers() if asked else logits
         self._distributions = ask_distributions(logits, own, asked, ways.top, self._copies)
         self._copies.sent()
-        del self._logits, self._own, self._now  # read by what was launched alone
+        del self._logits, self._own, self._now, self._whole  # read by what was launched alone
 
     def read(self) -> Answered:
         """Waits for the device."""
@@ -118,6 +122,7 @@ class Answers:
             token_ids[places] = mine
             logprobs[places] = np.where(self._asks.is_processed[places], np.minimum(processed, 0.0), raw)
             errors.update({int(places[place]): error for place, error in one.errors().items()})
+        assert self._have_failed is not None
         for row in np.flatnonzero(self._have_failed()).tolist():
             error = not_finite().error
             assert error is not None
@@ -162,13 +167,13 @@ class Answers:
         """What of the chosen tokens the next step needs."""
         if len(self._chosen) == 1 and len(self._chosen[0].rows) == len(self._logits):
             one = self._chosen[0]
-            failed = has_failed if one.has_failed is None else has_failed | one.has_failed
-            return torch.stack([one.token_ids.int(), failed.int()])
+            failed = has_failed.int() if one.has_failed is None else has_failed | one.has_failed
+            return torch.stack([one.token_ids.int(), failed])
         sampled = torch.ones(2, len(self._logits), dtype=torch.int32, device=self._logits.device)
         for one in self._chosen:
             failed = one.rows.in_(has_failed)
-            failed = failed if one.has_failed is None else failed | one.has_failed
-            sampled[:, one.rows.index] = torch.stack([one.token_ids.int(), failed.int()])
+            failed = failed.int() if one.has_failed is None else failed | one.has_failed
+            sampled[:, one.rows.index] = torch.stack([one.token_ids.int(), failed])
         return sampled
 
     # Tokens
@@ -190,8 +195,10 @@ class Answers:
     def _run(self, asks: TracedAsks, scores: Tensor) -> _Chosen:
         rows, logits = asks.rows, asks.rows.in_(self._logits)
         own = logits if scores is self._logits else rows.in_(scores)
-        group = run_group(asks, self._asks.questions, logits, own, self._ways.samplers, self._now, self._copies)
+        group = run_group(asks, self._asks.questions, logits, own, self._ways.samplers, self._now, self._copies,
+                          self._whole)  # fmt: skip
         self.left[asks.graph] = group.states
+        self._have_failed = group.lost
         if group.scores is not None:
             found = self._filter(group.scores, asks.filtered, logits)
             found.has_failed, found.errors = group.has_failed, group.errors

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.calls import Sampling
-from loopwright.core.samplers import SamplerRun, TracedSampler
+from loopwright.core.samplers import SamplerRun, TracedSampler, sampler_shapes
 from loopwright.engine.cuda.distributions import Asked
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, is_adjusting, is_special
 from loopwright.engine.sampler import Question
@@ -51,6 +51,8 @@ class TracedAsks:
     runs: Sequence[SamplerRun]
     seeds: NDArray[np.uint64]
     filtered: "DrawnAsks"  # if it gives scores
+    gives_token: bool
+    looks_at_place: bool  # at positions, or at the numbers of draws
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,12 @@ class Asks:
     tops: TopAsks | None  # of the model's distribution
     distributions: Sequence[Asked]
 
+    @property
+    def is_of_one_sampler(self) -> bool:
+        """Whether all rows have the same, which gives a token, and nothing else is asked or acts before it."""
+        is_one = len(self.traced) == 1 and len(self.traced[0].rows) == len(self.questions)
+        return is_one and self.traced[0].gives_token and not (self.is_adjusted or self.tops or self.distributions)
+
     @classmethod
     def of(cls, questions: Sequence[Question], columns: SamplingColumns, device: torch.device) -> "Asks":
         some = partial(Some.of, device=device)
@@ -118,7 +126,7 @@ class Now:
 
     positions: NDArray[np.int64]  # where the chosen tokens will stand
     fed: Tensor | None = None  # int64: one more token that each has written, or -1; counts for penalties
-    has_failed: Tensor | None = None  # booleans: rows that have failed before
+    has_failed: Tensor | None = None  # int32: 1 for rows that have failed before
     written: Callable[[], Sequence[Question]] | None = None  # the questions with what each has written, if they lack it
     states: Callable[[TracedAsks, int], Mapping[str, Tensor]] | None = (
         None  # what samplers carry, if their runs do not say
@@ -140,7 +148,10 @@ def _traced(
     for graph, numbers in by_graph(runs).items():
         rows = [traced[number] for number in numbers]
         seeds = np.array([one.seed for row in rows if (one := questions[row].sampling) is not None], np.uint64)
-        found.append(TracedAsks(some(rows), graph, [runs[number] for number in numbers], seeds, drawn(rows)))
+        mine = [runs[number] for number in numbers]
+        gives_token = not sampler_shapes(graph)[graph.result]
+        looks_at_place = any(node.op in ("position", "uniform", "draw") for node in graph.nodes)
+        found.append(TracedAsks(some(rows), graph, mine, seeds, drawn(rows), gives_token, looks_at_place))
     return found
 
 

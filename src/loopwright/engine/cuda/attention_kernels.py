@@ -48,8 +48,9 @@ FIXED = Tiling(rows=32, places=64, num_warps=4, num_stages=2, max_parts=8, has_f
 SHORT = Tiling(rows=32, places=64, num_warps=4, num_stages=2)
 LONG = Tiling(rows=128, places=64, num_warps=8, num_stages=2, programs=264)
 LONG_OF_LONG_HEADS = Tiling(rows=128, places=128, num_warps=8, num_stages=2, programs=264)
+LONG_WITH_WINDOW = Tiling(rows=128, places=32, num_warps=8, num_stages=3, programs=264)
 """Of rows of several tokens; LONG is the best of five, measured on one H200 at heads of 128 and 256, with windows. The
-last is the best of seven for heads of 128."""
+next is the best of seven for heads of 128, and the last of three for heads of 256 in layers with a window."""
 
 
 def long_tiling(head_dim: int, *, has_mask: bool = False) -> Tiling:
@@ -62,6 +63,13 @@ def singles_tiling(num_rows: int, num_kv_heads: int, head_dim: int, max_blocks: 
         return SINGLES_OF_LONGER_HEADS
     is_whole = SINGLES.num_parts(num_rows, num_kv_heads, max_blocks) == 1
     return SINGLES_OF_LONG_HEADS if is_whole and head_dim >= 128 else SINGLES
+
+
+def windowed(tiling: Tiling, head_dim: int) -> Tiling:
+    """In a layer with a window, for the same tiles of tokens: three loops take more registers than two."""
+    if tiling in (LONG, LONG_OF_LONG_HEADS):
+        return LONG_WITH_WINDOW if head_dim > 128 else LONG
+    return tiling
 
 
 def tiling_for(num_rows: int, head_dim: int, *, has_mask: bool) -> Tiling:

@@ -100,6 +100,22 @@ class DecodeAsks:
         return Now(positions, fed, has_failed, lambda: self.questions(decodes), states)
 
 
+class KnownAsks:
+    """What the decode rows of the step before asked, for rows with the very same columns."""
+
+    def __init__(self, ways: Ways, check: Callable[[ForwardRow], None]) -> None:
+        self._ways, self._check = ways, check
+        self._columns: tuple[object, ...] = (None,) * 4
+        self._asks: DecodeAsks | None = None
+
+    def of(self, decodes: DecodeRows, special: Sequence[int]) -> DecodeAsks | None:
+        """As `DecodeAsks.of`."""
+        columns = decodes.samplings, decodes.samplers, decodes.unsure, special
+        if any(one is not other for one, other in zip(columns, self._columns, strict=True)):
+            self._columns, self._asks = columns, DecodeAsks.of(decodes, special, self._ways, self._check)
+        return self._asks
+
+
 class DecodedStates(Sequence[SamplerState | None]):
     """What the samplers of decode rows left to the next token, by row: made when it is asked for."""
 
@@ -124,6 +140,8 @@ class DecodeAnswers:
 
     def __init__(self, asks: DecodeAsks, answers: Answers | None, logits: Tensor, top: Top, num_rows: int) -> None:
         """`logits` float32 [rows of the step, vocab_size]; `answers` are those of `asks.rows`, if there are any."""
+        self.is_put = answers is not None and answers.is_put and len(asks.rows) == len(logits)
+        """Whether it has all that came of the step's rows, and the outputs of the buffers have nothing more."""
         self.states = None if answers is None else DecodedStates(asks, answers, num_rows)
         self._asks, self._answers = asks, answers
         self._copies = HostCopies()

@@ -88,12 +88,12 @@ class Launched:
 
     def __init__(
         self, batch: Batch, num_decodes: int, known: Mapping[int, RowResult],
-        step: tuple[Reading, Sequence[int], DecodeAnswers | None] | None, parts: Sequence[Part],
+        step: tuple[Reading | None, Sequence[int], DecodeAnswers | None] | None, parts: Sequence[Part],
         heads: tuple[Mapping[int, RowResult], Sequence[Part]], shifts: Sequence[RowResult],
     ) -> None:  # fmt: skip
         """`known` and `parts` have the results of rows by their places among `all_rows`; `step` those of the decode
-        step that have no other, the batch's `num_decodes` decode rows first, with what these asked for. `heads`
-        likewise, by place among them."""
+        step that have no other, the batch's `num_decodes` decode rows first, with what these asked for, which may be
+        all that came of them. `heads` likewise, by place among them."""
         self.sampled: Tensor | None = None  # [2, rows]: ids and failures on the device
         self.states: Mapping[int, SamplerState] = {}  # what samplers leave to the next token, by place
         self.decoded = None if step is None or step[2] is None else step[2].states  # likewise, of the decode rows
@@ -123,7 +123,7 @@ class Launched:
         decoded = NO_DECODE_RESULT
         if self._step is not None:
             reading, places, answers = self._step
-            columns = reading.columns()
+            columns = reading.columns() if reading is not None else Columns([0] * num, [0.0] * num, {})
             if num:
                 decoded = self._decoded(columns, answers)
             for row in range(num, len(places)):

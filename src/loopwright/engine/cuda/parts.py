@@ -45,7 +45,8 @@ class DeviceParts:
             )
         backend = _attention(attention, cache, model.config, is_deterministic=is_deterministic)
         decoder = DeviceDecoder(model, cache, backend, operations, dtype, kind_of)
-        return cls(cache, operations, backend, decoder)
+        has_passes = has_kernels and attention != "sdpa" and not is_deterministic
+        return cls(cache, operations, backend, decoder, has_passes)
 
 
 def _triton_operations(kinds_in_use: Collection[MatrixKind] | None, device: torch.device) -> Operations:

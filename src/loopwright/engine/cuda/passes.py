@@ -13,7 +13,7 @@ from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.cuda.attention import new_places
-from loopwright.engine.cuda.attention_kernels import attend, long_tiling, reach
+from loopwright.engine.cuda.attention_kernels import attend, long_tiling, reach, windowed
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.decoder import DeviceDecoder
@@ -163,7 +163,8 @@ class Passes:
         def attend_all(layer: int, query: Tensor, fresh: Tensor) -> Tensor:
             window = cache.windows[layer]
             seen = None if window is None else reaches[window]
-            found = attend(query, cache.layers[layer], own.table, tiles, self._tiling, reach=seen)
+            tiling = self._tiling if window is None else windowed(self._tiling, decoder.head_dim)
+            found = attend(query, cache.layers[layer], own.table, tiles, tiling, reach=seen)
             if attend_singles is not None:
                 asked = (
                     query[:room] if room <= size else torch.cat([query, query.new_zeros(room - size, *query.shape[1:])])

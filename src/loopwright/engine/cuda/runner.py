@@ -20,7 +20,7 @@ from loopwright.engine.asked import Asked, Hidden
 from loopwright.engine.attention import AttentionRow
 from loopwright.engine.carried import settled
 from loopwright.engine.cuda.answers import Answers, Fed, Ways, answers_of
-from loopwright.engine.cuda.decode_asks import DecodeAnswers, DecodeAsks
+from loopwright.engine.cuda.decode_asks import DecodeAnswers, DecodeAsks, KnownAsks
 from loopwright.engine.cuda.launched import Assembled, Launched, Part, Reading
 from loopwright.engine.cuda.launching import (
     AskedRows,
@@ -73,7 +73,7 @@ class DeviceRunner(ModelRunner):
         self._ways = Ways(self._columns, self._draw, parts.operations.top, samplers)
         self._decoder = parts.decoder
         self._step: Step | None = None  # waits for the pass of the other rows
-        self._asked: tuple[tuple[object, ...], DecodeAsks | None] = ((None,) * 4, None)  # of columns, what they ask
+        self._known_asks = KnownAsks(self._ways, lambda row: check_row(row, self.shape))
 
     def capture(self, report: Report) -> None:
         """Makes the graphs; once, before the first step."""
@@ -111,7 +111,9 @@ class DeviceRunner(ModelRunner):
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
             self._launch_step(step, other)
-            reading = (Reading(self._steps.buffers.outputs[:, : len(stepping)]), stepping, step.answers)
+            is_put = step.answers is not None and step.answers.is_put
+            drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
+            reading = (drawn, stepping, step.answers)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
@@ -160,7 +162,7 @@ class DeviceRunner(ModelRunner):
 
     def _made_step(self, decodes: DecodeRows, singles: Sequence[ForwardRow], places: Sequence[int]) -> Step:
         samplings, special = self._step_samplings(decodes, singles)
-        asks = self._asks_of(decodes, self._columns.of_decodes(decodes).special) if len(decodes) else None
+        asks = self._known_asks.of(decodes, self._columns.of_decodes(decodes).special) if len(decodes) else None
         fed = self._decode_fed(decodes, asks)
         asking = self._asking(decodes, singles, special)
         return Step(decodes, singles, places, samplings, asks, fed, asking, self._fed(list(asking.values())))
@@ -232,15 +234,6 @@ class DeviceRunner(ModelRunner):
         num = len(decodes)
         return {place: self._carrying(singles[place - num]) for place in special if place >= num}
 
-    def _asks_of(self, decodes: DecodeRows, special: Sequence[int]) -> DecodeAsks | None:
-        """What decode rows ask for. The same rows have the very same columns."""
-        columns = decodes.samplings, decodes.samplers, decodes.unsure, special
-        if any(one is not other for one, other in zip(columns, self._asked[0], strict=True)):
-            mine = [place for place in special if place < len(decodes)]
-            asks = DecodeAsks.of(decodes, mine, self._ways, lambda row: check_row(row, self.shape)) if decodes else None
-            self._asked = columns, asks
-        return self._asked[1]
-
     def _decode_fed(self, decodes: DecodeRows, asks: DecodeAsks | None) -> Tensor | None:
         """Of rows that do not draw as others do: the tokens that the step before sampled, if anybody counts them."""
         if asks is None or not asks.penalized or not decodes.sources:
@@ -255,10 +248,13 @@ class DeviceRunner(ModelRunner):
         if asks is None:
             return
         if len(asks.rows):
-            failed = asks.rows.in_(self._steps.buffers.outputs[2, : len(logits)]) != 0
+            failed = asks.rows.in_(self._steps.buffers.outputs[2, : len(logits)])
             now = asks.now(step.decodes, step.decode_fed, failed, self._before.decoded, self._before.state_of)
-            answers = Answers(asks.rows.in_(logits), asks.asks, self._ways, now)
-            self._steps.note(asks.rows.index, answers.sampled)
+            is_whole = asks.asks.is_of_one_sampler and len(asks.rows) == len(logits) and self._ranks.num_ranks == 1
+            whole = self._steps.whole(logits) if is_whole else None
+            answers = Answers(asks.rows.in_(logits), asks.asks, self._ways, now, whole)
+            if not answers.is_put:
+                self._steps.note(asks.rows.index, answers.sampled)
         if asks.wrong is not None:
             self._steps.note(asks.wrong.index, torch.ones(2, len(asks.wrong), dtype=torch.int32, device=self._device))
         step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes))

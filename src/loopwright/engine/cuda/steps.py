@@ -24,6 +24,7 @@ from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.row_adjustments import RowAdjustments, SteppingRows
 from loopwright.engine.cuda.sampling import RowSamplings
 from loopwright.engine.cuda.tables import Changes, RowTables
+from loopwright.engine.cuda.traced_graphs import Whole
 from loopwright.engine.loaded_model import Ranks
 from loopwright.engine.transfer import to_device
 
@@ -194,6 +195,14 @@ class DecodeSteps:
         if logits.data_ptr() != read.data_ptr():
             read[:num_rows] = logits
         return captured.replay()[:num_rows]
+
+    def whole(self, logits: Tensor) -> Whole | None:
+        """Where the logits of `forward` and what is sampled always are, in steps of this size; None if that differs."""
+        size = self._sizes[bisect_left(self._sizes, len(logits))]
+        for captured in (self._greedy.get(size), self._graphs.get(size)):
+            if captured is not None and captured.found.data_ptr() == logits.data_ptr():
+                return Whole(captured.found, self.buffers.outputs[:, :size], self.buffers.inputs[:, :size])
+        return None
 
     def forget(self) -> None:
         """The next step sends everything: this one may not have run."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow, seen_places
-from loopwright.engine.cuda.attention_kernels import FIXED, Tiling, attend, reach, tiling_for
+from loopwright.engine.cuda.attention_kernels import FIXED, Tiling, attend, reach, tiling_for, windowed
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.kv_cache import BLOCK_SIZE
 from loopwright.engine.transfer import to_device
@@ -67,9 +67,10 @@ class TileRows:
         kv, query = self._cache.layers[layer], query.contiguous()
         window = self._cache.windows[layer]
         reaches = [None] * len(self._launches) if window is None else self._reaches[window]
+        tiling = self._tiling if window is None else windowed(self._tiling, query.shape[2])
         parts = [
             attend(
-                query[tokens], kv, self._table, tiles, self._tiling, reach=one,
+                query[tokens], kv, self._table, tiles, tiling, reach=one,
                 mask=None if self._mask is None else (self._mask[0], self._mask[1][tokens]),
             )
             for (tokens, tiles), one in zip(self._launches, reaches, strict=True)

@@ -6,16 +6,19 @@ is run launch by launch, with the same numbers. Used by the answers.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.samplers import TracedSampler
 from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.sampling import normalizers
 from loopwright.engine.traced import TracedRows, run_graph, sparse_vectors
+from loopwright.engine.transfer import to_device
 
 MAX_GRAPHS = 16
 _MIN_USES = 3  # before it is captured
@@ -26,9 +29,9 @@ class Found:
     """What a sampler gave its rows: the token, or float64 `scores` [num_rows, vocab_size] to filter and draw from, in
     which -inf is not allowed.
 
-    `told` float64 [num_rows, 4 + numbers] is for the host: the token, its log-probability, a code of what is wrong with
-    it (of `failures` from 1 on, then `NOT_A_TOKEN` and `NOT_ALLOWED` more, or scores' own), and the number that says
-    which token, or the highest score; then the numbers of `states`, as these have them."""
+    `told` float64 [num_rows, 5 + numbers] is for the host: the token, its log-probability, a code of what is wrong with
+    it (of `failures` from 1 on, then `NOT_A_TOKEN` and `NOT_ALLOWED` more, or scores' own), the number that says which
+    token, or the highest score, and 1 if the row had failed before; then the numbers of `states`, as they are there."""
 
     scores: Tensor | None
     told: Tensor
@@ -37,10 +40,18 @@ class Found:
     failures: Sequence[str]
 
 
-TOKEN, LOGPROB, CODE, VALUE = range(4)
-
-
+TOKEN, LOGPROB, CODE, VALUE, LOST = range(5)
 NOT_A_TOKEN, NOT_ALLOWED = 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A decode step whose rows all have one sampler, which nothing acts before: where its logits always are, float32
+    [size, vocab_size], and the first rows of DecodeBuffers' outputs and inputs. The graph puts tokens there itself."""
+
+    logits: Tensor
+    outputs: Tensor
+    inputs: Tensor
 
 
 class Replay(Protocol):
@@ -56,12 +67,14 @@ Capture = Callable[[Callable[[], Found]], Replay]
 class _Kept:
     """A sampler with rows of some number: how often it was used, and what reads where once it is captured."""
 
+    whole: Whole | None
     num_uses: int = 0
     logits: Tensor | None = None  # float32 [size, vocab_size]
     scores: Tensor | None = None  # likewise; the very same if nothing acts before the sampler
     sent: Tensor | None = None  # float64 [2, size]: positions and the numbers of draws
-    states: Mapping[str, Tensor] | None = None
+    states: Mapping[str, Tensor] = field(default_factory=dict)
     graph: Replay | None = None
+    left: Mapping[str, Tensor] | None = None  # what the last run gave as states: `states` holds it
 
 
 class TracedSamplers:
@@ -69,28 +82,36 @@ class TracedSamplers:
 
     def __init__(self, capture: Capture | None = None) -> None:
         self._capture = capture
-        self._kept: OrderedDict[tuple[TracedSampler, int, bool], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
 
     def run(
-        self, graph: TracedSampler, logits: Tensor, scores: Tensor, sent: Tensor, states: Mapping[str, Tensor]
-    ) -> Found:
+        self, graph: TracedSampler, logits: Tensor, scores: Tensor, sent: NDArray[np.float64] | None,
+        states: Mapping[str, Tensor], whole: Whole | None = None,
+    ) -> tuple[Found, bool]:  # fmt: skip
         """Rows of one sampler: float32 `logits` and `scores` [num_rows, vocab_size], the very same or after all that
-        acts before the sampler, with -inf where nothing is allowed; float64 `sent` [2, num_rows], positions and the
-        numbers of draws; what they carry. Scores that are found are good until the next run, all else for longer."""
-        vocab_size, device = scores.shape[1], scores.device
-        size = 1 << (len(scores) - 1).bit_length()
-        kept = self._use(graph, size, is_adjusted=scores is not logits)
-        if kept is None or kept.num_uses <= _MIN_USES:
-            return computed(graph, logits, scores, sent, states, sparse_vectors(graph, vocab_size, device))
-        if kept.graph is None:
-            self._make(kept, graph, size, vocab_size, device, is_adjusted=scores is not logits)
-        return self._replayed(kept, logits, scores, sent, states)
+        acts before the sampler, with -inf where nothing is allowed; `sent` [2, num_rows], positions and the numbers of
+        draws, None if the sampler asks for neither; what they carry. `whole` says where the logits are, if these are
+        all rows of a step. Scores that are found are good until the next run, all else for longer.
 
-    def _use(self, graph: TracedSampler, size: int, *, is_adjusted: bool) -> _Kept | None:
+        Also whether the tokens are where the next step looks, and `LOST` says who had failed."""
+        vocab_size, device = scores.shape[1], scores.device
+        kept = self._use(graph, scores, whole, is_adjusted=scores is not logits)
+        if kept is None or kept.num_uses <= _MIN_USES:
+            numbers = torch.zeros(2, len(scores), dtype=torch.float64, device=device)
+            if sent is not None:
+                numbers = to_device(sent, device)
+            sparse = sparse_vectors(graph, vocab_size, device)
+            return computed(graph, logits, scores, numbers, states, sparse), False
+        if kept.graph is None:
+            self._make(kept, graph, vocab_size, device, is_adjusted=scores is not logits, num_rows=len(scores))
+        return self._replayed(kept, logits, scores, sent, states), kept.whole is not None
+
+    def _use(self, graph: TracedSampler, scores: Tensor, whole: Whole | None, *, is_adjusted: bool) -> _Kept | None:
         if self._capture is None:
             return None
-        key = graph, size, is_adjusted
-        kept = self._kept.setdefault(key, _Kept())
+        where = (_size_of(len(scores)), is_adjusted) if whole is None else (whole.logits.data_ptr(), len(whole.logits))
+        key = graph, whole is not None, *where
+        kept = self._kept.setdefault(key, _Kept(whole))
         kept.num_uses += 1
         self._kept.move_to_end(key)
         if len(self._kept) > MAX_GRAPHS:
@@ -98,10 +119,13 @@ class TracedSamplers:
         return kept
 
     def _make(
-        self, kept: _Kept, graph: TracedSampler, size: int, vocab_size: int, device: torch.device, *, is_adjusted: bool
-    ) -> None:
+        self, kept: _Kept, graph: TracedSampler, vocab_size: int, device: torch.device, *, is_adjusted: bool,
+        num_rows: int,
+    ) -> None:  # fmt: skip
         assert self._capture is not None
-        logits = torch.zeros(size, vocab_size, dtype=torch.float32, device=device)
+        whole = kept.whole
+        size = _size_of(num_rows) if whole is None else len(whole.logits)
+        logits = torch.zeros(size, vocab_size, device=device) if whole is None else whole.logits
         scores = torch.zeros_like(logits) if is_adjusted else logits
         sent = torch.zeros(2, size, dtype=torch.float64, device=device)
         states = {
@@ -110,63 +134,100 @@ class TracedSamplers:
         }
         sparse = sparse_vectors(graph, vocab_size, device)
         kept.logits, kept.scores, kept.sent, kept.states = logits, scores, sent, states
-        kept.graph = self._capture(lambda: computed(graph, logits, scores, sent, states, sparse))
+
+        def run() -> Found:
+            found = computed(graph, logits, scores, sent, states, sparse, None if whole is None else whole.outputs[2])
+            if whole is not None:
+                _put(found, whole)
+            found = replace(found, states={name: _apart(one, states) for name, one in found.states.items()})
+            for name, one in found.states.items():  # they are there for the next token of the same rows
+                states[name].copy_(one)
+            return found
+
+        before = [] if whole is None else [one.clone() for one in (whole.outputs, whole.inputs)]
+        kept.graph = self._capture(run)
+        if whole is not None:  # capturing runs it, too
+            for one, was in zip((whole.outputs, whole.inputs), before, strict=True):
+                one.copy_(was)
 
     @staticmethod
-    def _replayed(kept: _Kept, logits: Tensor, scores: Tensor, sent: Tensor, states: Mapping[str, Tensor]) -> Found:
+    def _replayed(
+        kept: _Kept, logits: Tensor, scores: Tensor, sent: NDArray[np.float64] | None, states: Mapping[str, Tensor]
+    ) -> Found:
         assert kept.graph is not None
         assert kept.logits is not None
         assert kept.scores is not None
         assert kept.sent is not None
-        assert kept.states is not None
         num_rows = len(scores)
-        kept.logits[:num_rows] = logits
+        if kept.whole is None:
+            kept.logits[:num_rows] = logits
         if scores is not logits:
             kept.scores[:num_rows] = scores
-        kept.sent[:, :num_rows] = sent
-        for name, state in states.items():
-            kept.states[name][:num_rows] = state
+        if sent is not None:
+            kept.sent[:, :num_rows] = to_device(sent, kept.sent.device)
+        if states is not kept.left:
+            for name, state in states.items():
+                kept.states[name][:num_rows] = state
         found = kept.graph.replay()
         told = found.told[:num_rows].clone()  # read after other graphs have run
         vectors = {name: one[:num_rows].clone() for name, one in found.states.items() if one.shape[1] > 1}
+        kept.left = vectors | _numbers(told, found.states)
         return replace(
             found,
             scores=None if found.scores is None else found.scores[:num_rows],
             told=told,
-            chosen=found.chosen[:, :num_rows].clone(),
-            states=vectors | _numbers(told, found.states),
+            chosen=found.chosen[:, :num_rows] if kept.whole is not None else found.chosen[:, :num_rows].clone(),
+            states=kept.left,
         )
+
+
+def _size_of(num_rows: int) -> int:
+    return 1 << (num_rows - 1).bit_length()
+
+
+def _apart(state: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
+    """What does not change with the buffers, as a state does that is what it or another was."""
+    return state.clone() if any(state.data_ptr() == one.data_ptr() for one in buffers.values()) else state
+
+
+def _put(found: Found, whole: Whole) -> None:
+    """The tokens where the next step looks."""
+    whole.outputs[2] |= found.chosen[1]
+    whole.outputs[0] = found.chosen[0]
+    whole.inputs[::4] = whole.outputs[::2]
 
 
 def _numbers(told: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of the states that are numbers, as `told` has them."""
     names = [name for name, one in states.items() if one.shape[1] == 1]
-    return {name: told[:, place : place + 1] for place, name in enumerate(names, start=VALUE + 1)}
+    return {name: told[:, place : place + 1] for place, name in enumerate(names, start=LOST + 1)}
 
 
 def computed(
     graph: TracedSampler, logits: Tensor, scores: Tensor, sent: Tensor, states: Mapping[str, Tensor],
-    sparse: Mapping[int, Tensor],
+    sparse: Mapping[int, Tensor], lost: Tensor | None = None,
 ) -> Found:  # fmt: skip
-    """As `TracedSamplers.run`; `states` are what the rows begin with."""
-    wide, vocab_size = scores.double(), scores.shape[1]
-    found = run_graph(graph, TracedRows(wide, sent[0][:, None], sent[1][:, None], states, sparse))
+    """As `TracedSamplers.run`; `states` are what the rows begin with, and `lost` int32 [num_rows] is 1 for rows that
+    have failed."""
+    vocab_size = scores.shape[1]
+    found = run_graph(graph, TracedRows(scores, sent[0][:, None], sent[1][:, None], states, sparse))
     first = len(found.failures)
     if found.result.shape[1] == 1:
         value = found.result[:, 0]
         token_ids, chosen_from = value.nan_to_num(0.0).clamp(0, vocab_size - 1).long(), None
-        picked = wide.gather(1, token_ids[:, None])[:, 0]
+        picked = scores.gather(1, token_ids[:, None])[:, 0]
         raw = logits.gather(1, token_ids[:, None])[:, 0].double() - normalizers(logits).double()
         mine = torch.where(picked == -torch.inf, first + NOT_ALLOWED, 0)
         mine = torch.where(token_ids != value, first + NOT_A_TOKEN, mine)
     else:
-        chosen_from = torch.where(wide > -torch.inf, found.result, -torch.inf)
+        chosen_from = torch.where(scores > -torch.inf, found.result, -torch.inf)
         value = chosen_from.amax(-1)
         raw, token_ids = torch.zeros_like(value), torch.zeros_like(value, dtype=torch.int64)
         mine = torch.where(value.isfinite(), 0, first + 1)
     failed = torch.where(found.failed > 0, found.failed, mine)
     numbers = [one for one in found.states.values() if one.shape[1] == 1]
-    beside = torch.stack([token_ids.double(), raw.clamp(max=0.0), failed.double(), value], dim=1)
+    had_failed = torch.zeros_like(value) if lost is None else lost.double()
+    beside = torch.stack([token_ids.double(), raw.clamp(max=0.0), failed.double(), value, had_failed], dim=1)
     told = torch.cat([beside, *numbers], dim=1)
     chosen = torch.stack([token_ids, failed > 0]).int()
     return Found(chosen_from, told, chosen, found.states, found.failures)

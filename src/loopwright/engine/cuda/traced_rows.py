@@ -15,11 +15,11 @@ from loopwright.core.errors import BadRequest, ErrorInfo
 from loopwright.core.samplers import SamplerState, StateValue
 from loopwright.engine.cuda.asks import Now, TracedAsks
 from loopwright.engine.cuda.distributions import num_allowed
-from loopwright.engine.cuda.traced_graphs import CODE, LOGPROB, NOT_A_TOKEN, TOKEN, VALUE, TracedSamplers
+from loopwright.engine.cuda.traced_graphs import CODE, LOGPROB, LOST, NOT_A_TOKEN, TOKEN, VALUE, TracedSamplers, Whole
 from loopwright.engine.draws import uniforms
 from loopwright.engine.sampler import Question
 from loopwright.engine.traced import TensorState, state_value
-from loopwright.engine.transfer import HostCopies, Landing, to_device
+from loopwright.engine.transfer import HostCopies, Landing
 
 _MAX_SHARED_BYTES = 64 << 20
 """Of the vectors that one step leaves to its rows. A row that stands still keeps those of all; if they are more, each
@@ -67,7 +67,8 @@ class LeftStates(Sequence[SamplerState]):
 class TracedGroup:
     """What came of the rows of one graph, [num_rows] each, on the device: the token, or float64 `scores` [num_rows,
     vocab_size] to filter and draw from, in which -inf is not allowed; and whether that is no good. `told` are tokens
-    and log-probabilities, and `errors` by row, when the copies are there."""
+    and log-probabilities, and `errors` by row, when the copies are there; `lost` too, which says who had failed, if the
+    token is where the next step looks already."""
 
     token_ids: Tensor | None
     scores: Tensor | None
@@ -75,18 +76,20 @@ class TracedGroup:
     states: LeftStates
     told: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64]]]
     errors: Callable[[], Mapping[int, ErrorInfo]]
+    lost: Callable[[], NDArray[np.bool_]] | None
 
 
 def run_group(
     asks: TracedAsks, questions: Sequence[Question], logits: Tensor, scores: Tensor, samplers: TracedSamplers, now: Now,
-    copies: HostCopies,
+    copies: HostCopies, whole: Whole | None = None,
 ) -> TracedGroup:  # fmt: skip
     """Rows of one graph: float32 logits [num_rows, vocab_size], and after penalties, biases and masks; the very same if
-    there are none. `questions` are all that `asks` is of."""
+    there are none. `questions` are all that `asks` is of; `whole` is as `TracedSamplers.run` takes it."""
     device, vocab_size = logits.device, logits.shape[1]
     positions = now.positions[asks.rows.places]
-    sent = to_device(np.stack([positions.astype(np.float64), uniforms(asks.seeds, positions)]), device)
-    found = samplers.run(asks.graph, logits, scores, sent, now.carried(asks, vocab_size, device))
+    sent = np.stack([positions.astype(np.float64), uniforms(asks.seeds, positions)]) if asks.looks_at_place else None
+    states = now.carried(asks, vocab_size, device)
+    found, is_put = samplers.run(asks.graph, logits, scores, sent, states, whole)
     landed, is_token = copies.take(found.told), found.scores is None
 
     def told() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -102,10 +105,11 @@ def run_group(
         return errors
 
     names = [name for name, one in found.states.items() if one.shape[1] == 1]
-    numbers = {name: _column(landed, place) for place, name in enumerate(names, start=VALUE + 1)}
+    numbers = {name: _column(landed, place) for place, name in enumerate(names, start=LOST + 1)}
     token_ids = found.chosen[0] if is_token else None
-    states = LeftStates(asks, found.states, numbers)
-    return TracedGroup(token_ids, found.scores, found.chosen[1] > 0, states, told, errors)
+    left = LeftStates(asks, found.states, numbers)
+    lost = (lambda: landed()[:, LOST] != 0) if is_put else None
+    return TracedGroup(token_ids, found.scores, found.chosen[1], left, told, errors, lost)
 
 
 def _column(landed: Landing, place: int) -> Landing:

@@ -6,12 +6,17 @@ Never starts a program of a user. Used by the Wasm sandbox, so that no launch wa
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from loopwright.runtime.sandboxes.fibers import ParkedInstance
 
 _log = logging.getLogger(__name__)
+
+
+QUIET_S = 60.0
+"""Far longer than the pauses of a server that works."""
 
 
 class InstancePool:
@@ -23,7 +28,8 @@ class InstancePool:
     is 15 MB of mapped snapshot, which counts as resident though all of them share it. A plain one is 0.4 MB.
 
     What was taken is made again when `is_idle`: as long as runs are live they may need the processors. Of a kind of
-    which less than half is left more are made at once."""
+    which less than half is left more are made at once. When nobody has come for `quiet_s`, half of those that a burst
+    had made are closed, and so on down to what waits at first."""
 
     def __init__(
         self,
@@ -31,10 +37,12 @@ class InstancePool:
         warm: Callable[[ParkedInstance], ParkedInstance],
         max_parked: int,
         is_idle: Callable[[], bool] = lambda: True,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self._make = make
         self._warm = warm
         self._is_idle = is_idle
+        self._quiet_s = quiet_s
         self._warmed = _Stock(min(2, max_parked), max_parked)
         self._plain = _Stock(0, 2 * max_parked)
         self._has_failed = False  # then it waits for somebody to come before it tries again
@@ -99,12 +107,17 @@ class InstancePool:
     def _serve(self) -> None:
         while True:
             is_settled = self.is_settled
-            if is_settled and self._is_idle():
+            is_quiet = is_settled and self._is_idle()
+            if is_quiet:
                 self._warmed.num_taken = self._plain.num_taken = 0
+            has_more = is_quiet and (self._warmed.has_more or self._plain.has_more)
             try:
-                work = self._work.get(block=is_settled)
+                work = self._work.get(block=is_settled, timeout=self._quiet_s if has_more else None)
             except Empty:
-                self._park_one()
+                if is_settled:
+                    self._give_back()
+                else:
+                    self._park_one()
                 continue
             if work is None:
                 return
@@ -112,6 +125,11 @@ class InstancePool:
                 work()
             except Exception:  # noqa: BLE001 (this thread serves all runs: what fails for one must not end it)
                 _log.exception("an instance could not be closed")
+
+    def _give_back(self) -> None:
+        if self._is_idle():
+            for instance in (*self._warmed.halve(), *self._plain.halve()):
+                instance.close()
 
     def _park_one(self) -> None:
         stock = self._missing()
@@ -139,7 +157,7 @@ class _Stock:
 
     def __init__(self, num_kept: int, max_kept: int) -> None:
         self.waiting: deque[ParkedInstance] = deque()
-        self.num_kept = num_kept
+        self.num_kept = self._least_kept = num_kept
         self.max_kept = max_kept
         self.num_taken = 0  # since the last pause
 
@@ -148,6 +166,20 @@ class _Stock:
         self.num_taken += 1
         self.num_kept = min(max(self.num_kept, 2 * self.num_taken), self.max_kept)
         return self.waiting.popleft() if self.waiting else None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more wait than at first, because of a burst."""
+        return self.num_kept > self._least_kept
+
+    def halve(self) -> list[ParkedInstance]:
+        """Keeps half as many from now on; those that are too many. `take` may be under way on its thread."""
+        num_kept, surplus = max(self._least_kept, self.num_kept // 2), list[ParkedInstance]()
+        while len(self.waiting) > num_kept:
+            with suppress(IndexError):
+                surplus.append(self.waiting.pop())
+        self.num_kept = num_kept
+        return surplus
 
     @property
     def num_missing(self) -> int:
