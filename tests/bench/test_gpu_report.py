@@ -17,7 +17,7 @@ import into_docs
 import lanes
 import side_by_side
 import speed
-from figures import PLAN, SECTIONS, goals, peers
+from figures import PLAN, SECTIONS, arriving, goals, peers
 from figures.arriving import Judged, arrivals_s
 from figures.decoding import read_bytes
 from figures.picture import draw, points
@@ -306,6 +306,16 @@ async def test_streams_are_timed_and_a_section_that_fails_leaves_the_others(caps
     said = capsys.readouterr().out
     assert "FAILED: f: ValueError: on purpose" in said
     assert "went" in said
+
+
+async def test_goodput_stands_beside_what_the_device_can_carry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arriving, "GOODPUT_S", 0.2)
+    async with system_over("tiny", "cpu") as system:
+        await arriving.goodput(Bench("tiny", "cpu", 1, system=system, found_at=tmp_path / "found"))
+    assert list(goals.read_found(tmp_path / "found")) == ["goodput/tiny"]
+    assert "requests/s at best, " in capsys.readouterr().out
 
 
 async def _say(bench: Bench) -> None:

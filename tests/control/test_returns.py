@@ -12,6 +12,7 @@ from loopwright.compose.simulated import SHAPE, open_simulation
 from loopwright.control.config import ControlConfig
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.clock import Clock
+from loopwright.core.executor import StepsAhead
 from loopwright.core.step_costs import StepCosts
 from loopwright.core.virtual_time import run_in_virtual_time
 
@@ -31,13 +32,14 @@ class Load:
         self,
         pause_s: Callable[[int, int], float] = lambda program, token: 0.0,
         num_segments: int = 0,
+        steps_ahead: StepsAhead = "usual",
         num_tokens: Callable[[int], int] | None = None,
     ) -> float:
         """How many times a step's time a token takes, of all but the last program. One pauses before a token, beside
         what the host takes, and makes `num_tokens` of its own."""
 
         async def main(clock: Clock) -> float:
-            shape = replace(SHAPE, steps_ahead="usual")
+            shape = replace(SHAPE, steps_ahead=steps_ahead)
             async with open_simulation(StepCosts(((1, STEP_S),)), clock, self._config, shape) as simulation:
                 submit, host = simulation.device.submit, asyncio.Lock()
 
@@ -116,11 +118,11 @@ def test_who_goes_away_is_waited_for_no_longer_than_a_step_and_then_not_at_once_
     assert found == pytest.approx(1.2 + 4 / load.num_tokens, abs=0.1)
 
 
-def test_a_segments_next_token_waits_for_no_program() -> None:
-    load = Load(0.9 * STEP_S / NUM)
-    load.steps_a_token(num_segments=1)
-    without = sum(num for size, num in load.sizes.items() if size < NUM)
-    assert without > 0.8 * load.num_tokens, "steps were held up"
+@pytest.mark.parametrize("steps_ahead", ["usual", "never"])
+def test_a_segments_next_token_waits_for_no_program(steps_ahead: StepsAhead) -> None:
+    load = Load(0.6 * STEP_S / NUM)
+    taken = load.steps_a_token(num_segments=1, steps_ahead=steps_ahead) * load.num_tokens
+    assert sum(load.sizes.values()) > 0.95 * taken, "steps were held up"
 
 
 def test_runs_that_end_one_after_the_other_hold_nobody_up() -> None:

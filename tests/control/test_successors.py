@@ -1,5 +1,6 @@
 """Calls of one token that go on from the one before: nothing can be told by them from calls that are looked at anew."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -221,6 +222,34 @@ def test_it_is_measured_as_any_call() -> None:
         timings.append(found)
     assert timings[0] == timings[1]
     assert all(one is not None and one.started_s - one.issued_s == 0.5 for one in timings[0])
+
+
+def test_who_writes_where_it_read_waits_for_it_also_when_it_has_just_begun_a_page() -> None:
+    rig, run, context = begun()
+    one_by_one(rig, context, [7, 8, 9])
+    assert len(context.tokens) % SIZE == 0
+    call = run.submit(context.forward([10]))
+    first, last = context.names[0], context.names[-1]
+    copy = run.submit(CopyPage(queue=QueueName(2), source=first, target=last, size=SIZE))
+    rig.drain()
+    assert run.order()[-2:] == [call, copy]
+    expected = NaiveContext().run([*context.tokens, 10], range(len(context.tokens) + 1))[-1]
+    assert run.forwarded(call).token == choose(expected, GREEDY, len(context.tokens) + 1)
+
+
+async def test_while_control_serves_a_call_that_goes_on_is_in_each_step_once() -> None:
+    """Nothing is formed between its answer and the next one, so that the scheduler has it still."""
+    rig, run, context = begun()
+    assert run.order()
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(rig.controller.serve())
+        for token in (7, 8, 9, 10, 11, 12):
+            call = run.submit(context.forward([token]))
+            [final] = await run.session.receive()
+            assert (final.call_id, final.error) == (call, None)
+            context.has_run([token])
+        serving.cancel()
+    assert [batch.num_rows for batch in rig.executor.batches[-6:]] == [1] * 6
 
 
 class Chaos:

@@ -195,4 +195,11 @@ def test_rows_that_go_on_send_their_ids_alone_and_others_send_everything(
     assert [step(29, lambda rows: [replace(rows[0], block_ids=[*rows[0].block_ids]), *rows[1:]]), step(30)] == [
         False
     ] * 2
-    assert [step(31, lambda rows: rows[:3]), step(32, lambda rows: rows[:3])] == [False, True]
+    entropy = [DistributionRequest(k=3, entropy=True)]
+    for number in (30, 31):  # one asks for more, and has no token that could go on
+        rows = asking(mine, tables, number, vocab_size)
+        mine.rows(replace(rows[0], distributions=entropy), *rows[1:])
+        theirs.rows(*asking(theirs, others, number, vocab_size))
+        assert sent[-1].inputs is not None
+    assert [step(32), step(33)] == [False, True]
+    assert [step(34, lambda rows: rows[:3]), step(35, lambda rows: rows[:3])] == [False, True]

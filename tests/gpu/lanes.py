@@ -91,7 +91,7 @@ def run_lanes(
             with lock:
                 done(job, outcome)
 
-    with _ended_by_signal(), ThreadPoolExecutor(len(lanes)) as pool:
+    with ended_by_signal(), ThreadPoolExecutor(len(lanes)) as pool:
         following = [pool.submit(follow, lane) for lane in lanes]
         try:
             for one in following:
@@ -139,7 +139,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
+def ended_by_signal() -> Iterator[None]:
     """A polite end from outside is an exception meanwhile, so that nothing stays behind."""
     if threading.current_thread() is not threading.main_thread():
         yield

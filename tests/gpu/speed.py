@@ -26,7 +26,7 @@ from figures import PLAN, SECTIONS
 from figures.hardware import hardware
 from figures.report import Bench, Section
 from figures.streams import system_over
-from lanes import Job, Lane, Outcome, make_lanes, run_lanes
+from lanes import Job, Lane, Outcome, ended_by_signal, make_lanes, run_lanes
 from written import Report
 
 from loopwright.core.no_collecting import collect_seldom
@@ -182,7 +182,7 @@ def main() -> int:
     say(f"# {made_on['device']}, {when}, {made_on['versions']}, {made_on['commit']}")
     jobs = list(jobs_of(names, arguments.shapes))
     num_gpus = torch.cuda.device_count() if arguments.device == "cuda" else 1
-    with tempfile.TemporaryDirectory() as folder:
+    with ended_by_signal(), tempfile.TemporaryDirectory() as folder:
         report = Report(arguments.report or Path(folder, "report.md"), made_on, when, jobs)
         is_well = run_all(arguments, jobs, num_gpus, report)
         say("", *report.summary())

@@ -48,8 +48,8 @@ def folded(*some: Tiling) -> list[Tiling]:
     return [replace(one, folds=True) for one in some]
 
 
-WIDE = folded(*split(Tiling(128, 128, 128, 8, 3), 1, 2), *split(Tiling(64, 128, 128, 4, 3), 2))
-WIDE_GATED = folded(Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3))
+WIDE = folded(*split(Tiling(128, 128, 128, 8, 3), 1, 2, 4), *split(Tiling(64, 128, 128, 4, 3), 2, 4))
+WIDE_GATED = folded(Tiling(128, 128, 128, 8, 2), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 8, 3))
 WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
     ("plain", 1): ([tilings.FIXED, tilings.PRODUCT[0]], [tilings.FIXED, tilings.GATED[0]]),
     ("plain", 32): ([tilings.FIXED, tilings.PRODUCT[1]], [tilings.FIXED, tilings.GATED[1]]),
@@ -62,6 +62,10 @@ WAYS: dict[tuple[MatrixKind, int], tuple[list[Tiling], list[Tiling]]] = {
         [Tiling(32, 8, 128, 2, 6), Tiling(64, 16, 128, 4, 4)],
     ),
     ("int8", 32): ([*split(Tiling(64, 32, 128, 4, 5), 1, 2, 4)], [Tiling(64, 32, 128, 4, 4)]),
+    ("int8", 64): (
+        folded(Tiling(64, 64, 128, 4, 4), *split(Tiling(64, 64, 128, 4, 4), 4)), folded(Tiling(64, 64, 128, 4, 3)),
+    ),
+    ("int8", 128): (WIDE, WIDE_GATED),
     ("int8", 256): (WIDE, WIDE_GATED),
     ("int4", 1): (
         [*split(Tiling(32, 8, 256, 2, 5), 1, 2, 4), *split(Tiling(64, 16, 128, 4, 6), 4)],
@@ -199,8 +203,8 @@ def measure(kind: MatrixKind, num_rows: int, shapes: Sequence[str], bad: Collect
     sys.stdout.flush()
 
 
-def equal() -> None:
-    """Of how many rows cuBLAS gives the bits of the kernels, and which of their ways give a row those of FIXED."""
+def equal_by_cublas() -> None:
+    """Of how many rows cuBLAS gives the bits of the kernels."""
     own = OwnProducts({"plain"})
     for name, (num_outputs, size) in SHAPES.items():
         matrix = Matrix.of(torch.randn(num_outputs, size, device=CUDA), "plain", CUDA, torch.bfloat16)
@@ -209,6 +213,10 @@ def equal() -> None:
         signs = [f"{rows}{'=' if is_equal else '!'}" for rows, is_equal in found.items()]
         sys.stdout.write(f"cuBLAS, {name}: {' '.join(signs)}\n")
         sys.stdout.flush()
+
+
+def equal_ways() -> None:
+    """Which ways of the kernels give a row the bits of FIXED."""
     kinds: tuple[MatrixKind, ...] = ("plain", "int8", "int4")
     for kind in kinds:
         for tiling, is_equal in dict.fromkeys(product_kernels.compared(kind, CUDA)):
@@ -245,11 +253,13 @@ def main() -> None:
     for one in bad:
         sys.stdout.write(one + "\n")
     bad = {one.split(":")[0] for one in bad}
+    if not arguments.no_equal:
+        equal_by_cublas()
     for kind, num_rows in WAYS:
         if f"{kind}:{num_rows}" in arguments.only and ends_s - time.monotonic() > 4:
             measure(kind, num_rows, [name for name in SHAPES if kind == "int8" or name != "8b.head"], bad)
     if not arguments.no_equal and ends_s - time.monotonic() > 4:
-        equal()
+        equal_ways()
 
 
 if __name__ == "__main__":

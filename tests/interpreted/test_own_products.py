@@ -58,14 +58,14 @@ def test_another_multiplies_the_rows_for_which_all_of_its_bits_were_equal(
     monkeypatch.setattr(products, "PIECES", (64, 50))
     for wrong, usual in (((), [64, 64]), ((64,), [50, 50, 50]), ((64, 50), [])):
         for use in USES:
+            tried = [50] if use == "logits" else [50, 64]
             expected = usual
+            if use == "logits":  # in the smallest pieces alone
+                expected = [] if 50 in wrong else [50, 50, 50]
             another = Another(*wrong)
             monkeypatch.setattr(products, "by_cublas", another)
             own = OwnProducts(())
             assert torch.equal(result(own, use), alone[use])
-            if use == "logits":  # in the smallest pieces alone
-                expected = [] if 50 in wrong else [50, 50, 50]
-            tried = [50] if use == "logits" else [64, *([50] if wrong else [])]
             assert sorted(another.num_rows) == sorted([*tried, *expected])
             another.num_rows.clear()
             assert torch.equal(result(own, use), alone[use])
@@ -86,12 +86,15 @@ def test_steps_are_tried_by_their_own_number_of_rows_and_other_numbers_are_not(
 ) -> None:
     another = Another()
     monkeypatch.setattr(products, "by_cublas", another)
+    monkeypatch.setattr(products, "PIECES", (151,))
     own = OwnProducts(())
-    for num_rows in (1, 32, 47, 48, 49, 150):
+    for num_rows in (1, 32, 47, 49, 150):
         own.project(VECTORS[:num_rows], MATRIX, None)
-    assert set(another.num_rows) == {48}
+    assert another.num_rows == []
+    own.project(VECTORS[:48], MATRIX, None)
+    assert sorted(another.num_rows) == [48, 48, 151]  # what is new is tried in pieces too, before there is a prompt
     own.project(VECTORS[:48], MATRIX, torch.zeros(16).bfloat16())
-    assert another.num_rows == [48, 48]  # what has a bias is the kernels'
+    assert len(another.num_rows) == 3  # what has a bias is the kernels'
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -146,10 +146,19 @@ WRONG = {
         [(7, 5, "await", "Tool(…) is never awaited: it does nothing")],
     ),
     "an answer for its text": (
-        ["turn = await ctx.generate()", "ctx.user(turn)", "return turn"],
         [
-            (5, 14, "argument", "text: a Turn is not str"),
-            (6, 12, "argument", "what main returns is the run's result: a Turn is no JSON value; its .text is"),
+            "from loopwright import emit",
+            "turn = await ctx.generate()",
+            "ctx.user(turn)",
+            "emit({'a': [1, turn], **{}})",
+            "if ctx.tokens: return {'turn': turn, 'text': turn.text}",
+            "return turn",
+        ],
+        [
+            (6, 14, "argument", "text: a Turn is not str"),
+            (7, 20, "argument", "a Turn is no JSON value; its .text is"),
+            (8, 36, "argument", "a Turn is no JSON value; its .text is"),
+            (9, 12, "argument", "a Turn is no JSON value; its .text is"),
         ],
     ),
     "what is sent and is no JSON": (

@@ -166,7 +166,6 @@ class Feed:
         self._distributions, self._sampling = call.distributions, call.sampling
         self._sample_position = call.positions[0] + 1
         self.sampled = ()
-        self._found = {}
 
     def last_input(self) -> tuple[int, int]:
         """Its token and position."""

@@ -95,18 +95,11 @@ class Successors:
         return [one.kept.call for one in sessions if one.kept is not None and one.kept.call.is_over]
 
     def _may_write(self, call: OpenCall) -> bool:
-        """Whether nothing but the call's own queue has a say about the page that it writes next."""
-        holdings = self._resources.holdings(call.run_id)
+        """Whether the last page is nobody else's: that cannot be without a call of the run, but for the prefix cache,
+        which others get full pages from."""
         last = call.pages[-1]
-        return (
-            last.num_names == 1
-            and not is_lent(last)
-            and last.id is not None
-            and self._resources.blocks.num_others(last.id) == 0
-            and holdings.pages.num_held == holdings.pages.num_backed
-            and not holdings.masked
-            and not holdings.order.is_tainted
-        )
+        is_own = last.num_names == 1 and not is_lent(last)
+        return is_own and last.id is not None and self._resources.blocks.num_others(last.id) == 0
 
     def _is_right(self, kept: Kept, text: ForwardText) -> bool:
         """Whether the call's values are within their limits; what it asks for is mostly what the last one did."""

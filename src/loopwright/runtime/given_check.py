@@ -79,6 +79,8 @@ def _given(node: ast.Call, function: sdk.Function) -> Iterator[tuple[str, ast.ex
 def _wrong(function: sdk.Function, name: str, expression: ast.expr, names: Names) -> Iterator[Said]:
     value = _value(expression, function, names)
     if value is _UNKNOWN:
+        if name == "value" and behind(function.function) in _JSON:
+            yield from _no_json(expression, names, f"what {sdk.title(function)} takes")
         return
     error = refusal(function.function, name, value) or _beyond(function.function, name, value)
     if error is not None:
@@ -167,6 +169,20 @@ def _results(tree: ast.Module, names: Names) -> Iterator[Said]:
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 yield node, "main yields, and a run has one result", "write emit for what comes before it"
             elif isinstance(node, ast.Return) and node.value is not None:
-                value = names.value(node.value)
-                if isinstance(value, sdk.Instance) and (fault := json_fault(_stand_in(value.kind), TypeError())):
-                    yield node.value, f"what main returns is the run's result: {fault[1]}", ""
+                yield from _no_json(node.value, names, "main's result")
+
+
+def _no_json(expression: ast.expr, names: Names, title: str) -> Iterator[Said]:
+    """A value of the sdk that JSON has not, by itself or in what is written around it."""
+    inside: list[ast.expr | None] = []
+    match expression:
+        case ast.Dict(values=values):
+            inside = [*values]
+        case ast.List(elts=values) | ast.Tuple(elts=values):
+            inside = [*values]
+    for one in inside:
+        if one is not None:
+            yield from _no_json(one, names, title)
+    value = names.value(expression)
+    if isinstance(value, sdk.Instance) and (fault := json_fault(_stand_in(value.kind), TypeError())):
+        yield expression, fault[1], f"{title} is JSON"

@@ -98,11 +98,11 @@ async def ttft(bench: Bench) -> None:
 async def bound_per_s(system: System) -> float:
     """Requests a second that fill the device if each step takes as long as the ITL may be, nothing of the host's is
     seen and arrivals are even: a step costs what one of few rows does, and so much for each row and prompt's token."""
-    prompts = await run_batch(system, 32, NUM_IN, num_out=4)  # warm-up
-    prompts = max((await run_batch(system, 32, NUM_IN, num_out=1) for _ in range(2)), key=lambda one: one.tokens_per_s)
+    await run_batch(system, 32, NUM_IN, num_out=4)  # warm-up
+    prompts_per_s = max([(await run_batch(system, 32, NUM_IN, num_out=1)).tokens_per_s for _ in range(2)])
     few_s, many_s = [(await run_batch(system, num_rows, 128, num_out=24)).steady_s for num_rows in (8, 104)]
     row_s = max(0.0, many_s - few_s) / (104 - 8)
-    request_s = 1 / prompts.tokens_per_s + (NUM_OUT - 1) * row_s
+    request_s = 1 / prompts_per_s + (NUM_OUT - 1) * row_s
     return (1 - few_s / ITL_LIMIT_S) / request_s
 
 

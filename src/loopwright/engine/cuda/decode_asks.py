@@ -20,6 +20,7 @@ from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.cuda.answers import Answers, Ways
 from loopwright.engine.cuda.asks import Asks, Now, Some, TopAsks, TracedAsks
 from loopwright.engine.cuda.distributions import ask_tops, entropies
+from loopwright.engine.cuda.listed import tops_of
 from loopwright.engine.cuda.sampling import Top, normalizers
 from loopwright.engine.sampler import Question
 from loopwright.engine.traced import carried
@@ -138,8 +139,12 @@ class DecodedStates(Sequence[SamplerState | None]):
 class DecodeAnswers:
     """What was launched for the decode rows of a step that ask. `result` may be asked on any thread."""
 
-    def __init__(self, asks: DecodeAsks, answers: Answers | None, logits: Tensor, top: Top, num_rows: int) -> None:
-        """`logits` float32 [rows of the step, vocab_size]; `answers` are those of `asks.rows`, if there are any."""
+    def __init__(
+        self, asks: DecodeAsks, answers: Answers | None, logits: Tensor, top: Top, num_rows: int,
+        likeliest: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """`logits` float32 [rows of the step, vocab_size]; `answers` are those of `asks.rows`, if there are any.
+        `likeliest` is as `DecodeSteps` has it, where one graph finds those of all rows."""
         self.is_put = answers is not None and answers.is_put and len(asks.rows) == len(logits)
         """Whether it has all that came of the step's rows, and the outputs of the buffers have nothing more."""
         self.states = None if answers is None else DecodedStates(asks, answers, num_rows)
@@ -148,9 +153,13 @@ class DecodeAnswers:
         self._tops: Callable[[], Sequence[TopLogprobs]] | None = None
         self._entropies: Landing | None = None
         if asks.listing is not None:
-            rows = asks.listing.rows
-            own = rows.in_(logits)
-            self._tops = ask_tops(own, normalizers(own), asks.listing.sizes, top, self._copies)
+            rows, sizes = asks.listing.rows, asks.listing.sizes
+            if likeliest is not None:
+                landed = self._copies.take(likeliest(logits))
+                self._tops = lambda: tops_of(landed(), rows.places, sizes)
+            else:
+                own = rows.in_(logits)
+                self._tops = ask_tops(own, normalizers(own), sizes, top, self._copies)
         if asks.unsure is not None:
             own = asks.unsure.in_(logits)
             self._entropies = self._copies.take(entropies(own, normalizers(own).double()))

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import ForwardRow, RowResult
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
 from loopwright.engine.cuda.buffers import DecodeBuffers
+from loopwright.engine.cuda.distributions import Tops
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.sampling import normalizers
 from loopwright.engine.sampler import not_finite
@@ -60,6 +62,13 @@ def listed(operations: Operations, buffers: DecodeBuffers, logits: Tensor) -> Te
     failed = buffers.outputs[2, : len(logits), None]
     parts = (ids.int(), logprobs.view(torch.int32), covered.view(torch.int32), num_finite.int(), failed)
     return torch.cat(parts, dim=1)
+
+
+def tops_of(packed: NDArray[np.int32], rows: NDArray[np.int64], sizes: Sequence[int]) -> Tops:
+    """Of `packed` as `listed` gives it, the first `sizes` tokens of some rows."""
+    width, most = packed.shape[1] // 2 - 2, max(sizes)
+    ids, logprobs = packed[rows, :most], packed[rows, width : width + most].view(np.float32)
+    return Tops(ids, logprobs, [min(size, width) for size in sizes])
 
 
 class Listed:

@@ -123,34 +123,37 @@ class OwnProducts:
 
     def _piece(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> int:
         """How many of so many rows cuBLAS multiplies next."""
-        for size in PIECES[-1:] if use == "logits" else PIECES:  # of more rows, logits would take the memory of others
+        for size in _pieces(use):
             if num_rows >= size and self.gives_equal_bits(use, matrix, size, device):
                 return size
         is_step = tilings.NARROW_ROWS < num_rows < PIECES[-1] and num_rows % _STEP == 0
         return num_rows if is_step and self.gives_equal_bits(use, matrix, num_rows, device) else 0
 
     def gives_equal_bits(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> bool:
-        """Whether cuBLAS does, of so many rows of such a matrix. While a graph is captured, nothing new is tried."""
-        key = use, matrix.num_outputs, matrix.size, num_rows
-        if key not in self._is_equal:
+        """Whether cuBLAS does, of so many rows of such a matrix. While a graph is captured, nothing new is tried; what
+        is new is tried in pieces too, so that prompts need not: the steps before a capture come first."""
+        key = use, matrix.num_outputs, matrix.size
+        if (*key, num_rows) not in self._is_equal:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
-            try:
-                self._is_equal[key] = self._try(use, matrix, num_rows, device)
-            except torch.OutOfMemoryError:  # what it takes beside two results is what the product would take
-                self._is_equal[key] = False
-        return self._is_equal[key]
+            for size in {num_rows, *_pieces(use)}:
+                if (*key, size) not in self._is_equal:
+                    self._is_equal[*key, size] = self._try(use, matrix, size, device)
+        return self._is_equal[*key, num_rows]
 
     def _try(self, use: Use, matrix: Matrix, num_rows: int, device: torch.device) -> bool:
         generator = torch.Generator(device).manual_seed(num_rows)
-        vectors = torch.randn(num_rows, matrix.size, generator=generator, device=device).bfloat16()
         num_outputs = matrix.num_outputs // 2 if use in ("silu", "gelu") else matrix.num_outputs
         dtype = torch.float32 if use in ("onto", "logits") else torch.bfloat16
-        found = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
-        if use == "onto":
-            found.normal_(generator=generator)
-        expected = found.clone()
-        by_cublas(use, vectors, matrix, found)
+        try:
+            vectors = torch.randn(num_rows, matrix.size, generator=generator, device=device).bfloat16()
+            found = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
+            if use == "onto":
+                found.normal_(generator=generator)
+            expected = found.clone()
+            by_cublas(use, vectors, matrix, found)
+        except torch.OutOfMemoryError:  # what it takes beside two results is what the product would take
+            return False
         self._by_kernels(use, vectors, matrix, expected, None)
         return torch.equal(found, expected)
 
@@ -164,6 +167,11 @@ class OwnProducts:
             product_kernels.add_product(vectors, matrix, bias, out, tiling, arrivals)
         else:
             product_kernels.product(vectors, matrix, bias, tiling, arrivals=arrivals, out=out)
+
+
+def _pieces(use: Use) -> tuple[int, ...]:
+    """Of more rows, logits would take the memory of others."""
+    return PIECES[-1:] if use == "logits" else PIECES
 
 
 def by_cublas(use: Use, vectors: Tensor, matrix: Matrix, out: Tensor) -> None:

@@ -111,9 +111,10 @@ class DeviceRunner(ModelRunner):
             self._launch_others([rows[place - num_decodes] for place in others], others, step, other)
         if step is not None:
             self._launch_step(step, other)
-            is_put = step.answers is not None and step.answers.is_put
-            drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
-            reading = (drawn, stepping, step.answers)
+            if num_decodes or len(step.asking) < len(stepping):  # else nobody wants what was drawn
+                is_put = step.answers is not None and step.answers.is_put
+                drawn = None if is_put else Reading(self._steps.buffers.outputs[:, : len(stepping)])
+                reading = (drawn, stepping, step.answers)
         heads = self._launch_heads(batch.heads)
         launched = Launched(batch, num_decodes, other.known, reading, other.parts, heads, shifts)
         launched.sampled = self._sampled(num_decodes + len(rows), stepping, other)
@@ -257,7 +258,8 @@ class DeviceRunner(ModelRunner):
                 self._steps.note(asks.rows.index, answers.sampled)
         if asks.wrong is not None:
             self._steps.note(asks.wrong.index, torch.ones(2, len(asks.wrong), dtype=torch.int32, device=self._device))
-        step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes))
+        likeliest = self._steps.likeliest if self._ranks.num_ranks == 1 else None
+        step.answers = DecodeAnswers(asks, answers, logits, self._ways.top, len(step.decodes), likeliest)
 
     def _answer_step(self, step: Step, asked: Sequence[int], logits: Tensor, other: Other) -> None:
         """Of some of the rows that ask, by their places in the step. Each has one question at most, for one token."""
