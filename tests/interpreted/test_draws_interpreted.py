@@ -8,6 +8,7 @@ import torch
 
 from loopwright.core.calls import Sampling
 from loopwright.engine.cuda import filter_kernels, search_kernels
+from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.kernels import TritonOperations
 from loopwright.engine.cuda.operations import TorchOperations
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
@@ -85,7 +86,7 @@ USUAL = [
 UNUSUAL = [
     (1.0, {"top_k": 9000}),  # more than there is room for
     (0.0, {"top_p": 0.9}),  # all are equal
-    (3.0, {"typical_p": 0.9}),
+    (3.0, {"typical_p": 0.9, "top_p": 0.9}),
     (1.0, {"top_p": 0.9, "min_p": 0.4}),  # which acts among those that are not gathered
 ]
 
@@ -100,31 +101,37 @@ def test_usual_rows_are_settled_among_few_scores_and_the_others_are_read_again(m
     found = draw_rows(TritonOperations().draw, logits, logits, columns, positions)[0]
     expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
     assert found.tolist() == expected
-    ways = [filter_kernels.GATHERED.value] * len(USUAL) + [filter_kernels.WHOLE.value] * len(UNUSUAL)
+    ways = [filter_kernels.SETTLED.value] * len(USUAL) + [filter_kernels.WHOLE.value] * len(UNUSUAL)
     assert spy.seen == [ways]
 
 
-@pytest.mark.parametrize("wrong", [-3.0, 3.0])
+@pytest.mark.parametrize("wrong", [-2.0, 2.0])
 def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
     monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
     """Whatever lies between the bounds, a row is settled there only if its last kept score is."""
-    logits = some_rows(4, 3.0)
-    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in ({"top_p": 0.9}, {"top_k": 30}) for _ in range(2)]
+    filters = [{"top_p": 0.9}, {"top_k": 30}, {"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.5}]
+    logits = some_rows(5, 3.0)
+    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in filters]
+    bounding, spy = filter_kernels.bound, Spy(search_kernels.search, 7)
 
     class Misled:
         def __getitem__(self, grid):
-            return lambda *given, **options: weigh(grid, given, options)
+            def launch(*given, **options):
+                bounding[grid](*given, **options)
+                edges, limits = given[10:12]
+                edges += wrong
+                limits[1] += wrong  # whence distances are guessed
 
-    def weigh(grid, given, options):
-        given[8].add_(wrong)
-        return weighing[grid](*given, **options)
+            return launch
 
-    weighing = filter_kernels.weigh
-    monkeypatch.setattr(filter_kernels, "weigh", Misled())
-    found = draw_rows(TritonOperations().draw, logits, logits, RowSamplings.of(samplings, CPU), np.arange(4))[0]
-    expected = [choose(row, one, place) for place, (row, one) in enumerate(zip(logits, samplings, strict=True))]
-    assert found.tolist() == expected
+    monkeypatch.setattr(filter_kernels, "bound", Misled())
+    monkeypatch.setattr(search_kernels, "search", spy)
+    columns = RowSamplings.of(samplings, CPU)
+    for numbers in torch.tensor([[0.0] * 5, [0.3] * 5, [0.9] * 5, [1 - 2.0**-53] * 5], dtype=torch.float64):
+        found = TritonOperations().draw(logits, logits, columns, numbers)
+        assert torch.equal(found[0], TorchOperations().draw(logits, logits, columns, numbers)[0])
+    assert filter_kernels.WHOLE.value in spy.seen[0]
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}])
@@ -148,6 +155,27 @@ def test_a_row_that_is_not_finite_fails_alone_and_what_is_not_allowed_is_no_fail
     assert int(found[0, 0]) == choose(logits[0], samplings[0], 0)
     assert int(found[0, 3]) == choose(scores[3], samplings[3], 3)
     assert int(found[0, 3]) % 1000 == 1
+
+
+def test_the_likeliest_are_torchs_and_a_row_that_is_not_finite_fails_alone() -> None:
+    logits = some_rows(6, 3.0)
+    logits[1, 4500], logits[2, 3], logits[3, 4096] = torch.nan, -torch.inf, torch.inf
+    logits[4, [40, 4097]] = 99.0  # of two in different programs the first
+    found = []
+    for operations in (TritonOperations(), TorchOperations()):
+        buffers = DecodeBuffers.make(6, 1, 0, CPU)
+        buffers.failed[5], buffers.advance[:] = 1, 1
+        operations.end_greedy(buffers, 6, logits)
+        found.append(buffers)
+    mine, theirs = (one.outputs for one in found)
+    assert mine[2].tolist() == theirs[2].tolist() == [0, 1, 1, 1, 0, 1]
+    good = [0, 4, 5]
+    assert torch.equal(mine[0, good], theirs[0, good])
+    assert mine[0, 4] == 40
+    assert mine[1, good].view(torch.float32).tolist() == pytest.approx(
+        theirs[1, good].view(torch.float32).tolist(), abs=1e-5
+    )
+    assert torch.equal(found[0].inputs[1:], found[1].inputs[1:])
 
 
 def test_rows_are_adjusted_by_their_lines_and_what_they_choose_is_counted_there() -> None:

@@ -4,6 +4,8 @@ No sort and no sum by atomic additions: every sum of weights is taken in one ord
 What top_k and top_p leave is for `filter_kernels` to find. Used by the operations; held against `processing`.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,68 +19,91 @@ _PARTS = 32  # of a row at most
 _CHUNK = 4096  # scores of one program at least
 _LOOK = (8, 4)  # scores of a group, of which a thread has whole ones, and warps of a program with the least
 _WEIGH = (4, 8)
-_SETTLE_WARPS = 16
+_SETTLE = ((128, 16), (256, 16), (512, 16))  # gathered scores of a part, and warps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filtering:
+    """What kernels leave to one another about rows with filters: `filter_kernels` says what each is."""
+
+    bins: Tensor | None = None
+    steps: Tensor | None = None
+    scales: Tensor | None = None
+    ways: Tensor | None = None
+    edges: Tensor | None = None
+    gathered: Tensor | None = None
+    ties: Tensor | None = None
+    lows: Tensor | None = None
+    limits: Tensor | None = None
+
+    @classmethod
+    def make(cls, num_rows: int, size: int, device: torch.device) -> "_Filtering":
+        """`size` is of rows times parts."""
+        steps, ties = torch.empty(2, size, dtype=torch.int32, device=device)
+        ways, lows = torch.empty(2, num_rows, dtype=torch.int32, device=device)
+        return cls(
+            bins=torch.empty(size, 2, filter_kernels.BINS, dtype=torch.int32, device=device),
+            steps=steps,
+            scales=torch.empty(num_rows, dtype=torch.float32, device=device),
+            ways=ways,
+            edges=torch.empty(4, num_rows, dtype=torch.float32, device=device),
+            gathered=torch.empty(size, filter_kernels.ROOM, dtype=torch.float32, device=device),
+            ties=ties,
+            lows=lows,
+            limits=torch.empty(4, num_rows, dtype=torch.float64, device=device),
+        )
 
 
 def draw(logits: Tensor, scores: Tensor, samplings: RowSamplings, numbers: Tensor) -> Tensor:
     """As `Operations.draw`."""
     num_rows, vocab_size = logits.shape
     chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(vocab_size, _PARTS)))
-    parts, device = triton.cdiv(vocab_size, chunk), logits.device
-    size, has_filters = num_rows * parts, samplings.has_filters
+    parts, device, has_filters = triton.cdiv(vocab_size, chunk), logits.device, samplings.has_filters
+    size = num_rows * parts
     best = torch.empty(size, dtype=torch.int32, device=device)  # the first of the highest scores
     found = torch.empty(4, size, dtype=torch.float32, device=device)
-    masses = torch.empty(2 if has_filters else 1, size, dtype=torch.float64, device=device)
+    masses = torch.empty(3 if has_filters else 1, size, dtype=torch.float64, device=device)
     outputs = torch.empty(3, num_rows, dtype=torch.int32, device=device)
-    temperatures, top_k, top_p, min_p = samplings.temperatures, samplings.top_k, samplings.top_p, samplings.min_p
-    bins = steps = scales = ways = edges = gathered = ties = lows = limits = None
-    if has_filters:
-        bins = torch.empty(size, 2, filter_kernels.BINS, dtype=torch.int32, device=device)
-        steps, ties = torch.empty(2, size, dtype=torch.int32, device=device)
-        scales, edges = (
-            torch.empty(num_rows, dtype=torch.float32, device=device),
-            torch.empty(2, num_rows, device=device),
-        )
-        ways, lows = torch.empty(2, num_rows, dtype=torch.int32, device=device)
-        gathered = torch.empty(size, filter_kernels.ROOM, dtype=torch.float32, device=device)
-        limits = torch.empty(4, num_rows, dtype=torch.float64, device=device)
-    grid, few = (num_rows, parts), {"PARTS": _PARTS, "ROOM": filter_kernels.ROOM}
-    _look[grid](
-        logits, scores, temperatures, top_k, top_p, best, found, bins, steps, scales, vocab_size, parts, size,
-        HAS_SCORES=scores is not logits, HAS_FILTERS=has_filters, BINS=filter_kernels.BINS, GROUP=_LOOK[0],
-        CHUNK=chunk, num_warps=_LOOK[1] * chunk // _CHUNK,
+    own = _Filtering.make(num_rows, size, device) if has_filters else _Filtering()
+    wide, few = {"CHUNK": chunk}, {"PARTS": _PARTS, "ROOM": filter_kernels.ROOM}
+    top_k, top_p, min_p = samplings.top_k, samplings.top_p, samplings.min_p
+    columns = samplings.temperatures, top_k, top_p, min_p
+    _look[num_rows, parts](
+        logits, scores, samplings.temperatures, top_k, top_p, samplings.typical_p, best, found, own.bins, own.steps,
+        own.scales, vocab_size, parts, size, HAS_SCORES=scores is not logits, HAS_FILTERS=has_filters,
+        BINS=filter_kernels.BINS, GROUP=_LOOK[0], **wide, num_warps=_LOOK[1] * chunk // _CHUNK,
     )  # fmt: skip
     if has_filters:
         filter_kernels.bound[(num_rows,)](
-            found, temperatures, top_k, top_p, samplings.typical_p, bins, steps, scales, ways, edges, num_rows, parts,
-            BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
+            found, *columns, samplings.typical_p, own.bins, own.steps, own.scales, own.ways, own.edges, own.limits,
+            num_rows, parts, BINS=filter_kernels.BINS, GROUP=_LOOK[0], **few, num_warps=4,
         )  # fmt: skip
-    filter_kernels.weigh[grid](
-        scores, found, temperatures, top_k, top_p, min_p, samplings.greedy, ways, edges, gathered, ties, masses,
-        num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters, GROUP=_WEIGH[0], CHUNK=chunk, **few,
+    filter_kernels.weigh[num_rows, parts](
+        scores, found, *columns, samplings.greedy, own.ways, own.edges, own.gathered, own.ties, masses, num_rows,
+        vocab_size, parts, size, HAS_FILTERS=has_filters, GROUP=_WEIGH[0], **wide, **few,
         num_warps=_WEIGH[1] * chunk // _CHUNK,
     )  # fmt: skip
     if has_filters:
-        columns = temperatures, top_k, top_p, min_p
-        filter_kernels.settle[(num_rows,)](
-            found, *columns, ways, edges, gathered, ties, masses, lows, limits, num_rows, parts, size, **few,
-            num_warps=_SETTLE_WARPS,
-        )  # fmt: skip
+        shared = own.gathered, own.ties, masses, own.lows, own.limits, num_rows
+        for slots, num_warps in _SETTLE:
+            filter_kernels.settle[(num_rows,)](
+                found, *columns, own.ways, own.edges, *shared, parts, size, SLOTS=slots, **few, num_warps=num_warps
+            )
         search_kernels.search[(num_rows,)](
-            scores, found, *columns, samplings.typical_p, ways, ties, masses, lows, limits, num_rows, vocab_size, parts,
-            PARTS=_PARTS, CHUNK=chunk, num_warps=16,
+            scores, found, *columns, samplings.typical_p, own.ways, *shared, vocab_size, parts, size, **wide, **few,
+            num_warps=16,
         )  # fmt: skip
     _choose[(num_rows,)](
-        logits, scores, found, temperatures, min_p, samplings.greedy, samplings.processed, numbers, best, masses, ties,
-        lows, limits, outputs, num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters, PARTS=_PARTS, CHUNK=chunk,
-        num_warps=8,
+        logits, scores, found, samplings.temperatures, min_p, samplings.greedy, samplings.processed, numbers, best,
+        masses, own.ties, own.lows, own.limits, outputs, num_rows, vocab_size, parts, size, HAS_FILTERS=has_filters,
+        PARTS=_PARTS, **wide, num_warps=8,
     )  # fmt: skip
     return outputs
 
 
 @triton.jit(do_not_specialize=["parts", "plane"])
 def _look(
-    logits, scores, temperatures, top_k, top_p, best, found, bins, steps, scales, vocab_size, parts, plane,
+    logits, scores, temperatures, top_k, top_p, typical_p, best, found, bins, steps, scales, vocab_size, parts, plane,
     HAS_SCORES: tl.constexpr, HAS_FILTERS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Of one part of a row: the first of its highest scores and that score, the highest logit, the sum of exp(logit -
@@ -99,9 +124,9 @@ def _look(
         values = tl.load(scores + row * vocab_size + column, mask=mask, other=-float("inf"))
         tops = tl.max(values, axis=0)
         top = tl.max(tops, axis=0)
-    tl.store(best + at, tl.min(tl.min(tl.where(mask & (values == top), column, LARGEST), axis=0), axis=0))
+    tl.store(best + at, tl.min(tl.where(mask & (values == top), column, LARGEST)))
     tl.store(found + at, top)
-    if HAS_FILTERS and (tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1.0):
+    if HAS_FILTERS and ((tl.load(top_k + row) > 0) | (tl.load(top_p + row) < 1.0) | (tl.load(typical_p + row) < 1.0)):
         filter_kernels.count(
             values, tops, top, scores, tl.load(temperatures + row), bins, steps, scales, row, part, parts, vocab_size,
             BINS, GROUP, CHUNK,

@@ -7,7 +7,7 @@ rows with typical_p, and for what `filter_kernels` could not settle among few sc
 import triton
 import triton.language as tl
 
-from loopwright.engine.cuda.filter_kernels import WHOLE
+from loopwright.engine.cuda.filter_kernels import RINGED, WHOLE
 from loopwright.engine.cuda.score_kernels import LOWEST, highest, keys_of, powers_of, weights_of
 
 _WAYS = tl.constexpr(16)
@@ -16,12 +16,19 @@ _INFINITY = tl.constexpr(0x7FF0000000000000)  # its bits
 
 @triton.jit(do_not_specialize=["num_rows", "parts"])
 def search(
-    scores, found, temperatures, all_top_k, all_top_p, all_min_p, all_typical_p, ways, numbers, masses, lows, limits,
-    num_rows, vocab_size, parts, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    scores, found, temperatures, all_top_k, all_top_p, all_min_p, all_typical_p, ways, gathered, numbers, masses, lows,
+    limits, num_rows, vocab_size, parts, plane, PARTS: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """As `settle`, of rows whose way is to be read again."""
+    """As `settle`, of rows with typical_p and of those whose way is to be read again."""
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(ways + row) == WHOLE:
+    is_whole = tl.load(ways + row) == WHOLE
+    if tl.load(ways + row) == RINGED:
+        top, temperature = highest(found, row, parts, PARTS), tl.load(temperatures + row)
+        is_whole = _settled_ring(
+            top, temperature, tl.load(all_typical_p + row), gathered, numbers, masses, lows, limits, row, num_rows,
+            parts, plane, PARTS, ROOM,
+        )  # fmt: skip
+    if is_whole:
         top, temperature = highest(found, row, parts, PARTS), tl.load(temperatures + row)
         top_k, top_p, typical_p = tl.load(all_top_k + row), tl.load(all_top_p + row), tl.load(all_typical_p + row)
         low, mass = tl.full((), LOWEST, tl.int64), tl.full((), float("inf"), tl.float64)
@@ -44,8 +51,49 @@ def search(
         tl.store(lows + row, low.to(tl.int32))
         tl.store(limits + row, mass)
         tl.store(limits + num_rows + row, center)
-        tl.store(limits + 2 * num_rows + row, reach)
+        tl.store(limits + 2 * num_rows + row, reach * (1.0 + 1e-13))  # whatever is rounded elsewhere
         tl.store(limits + 3 * num_rows + row, least)
+
+
+@triton.jit
+def _settled_ring(
+    top, temperature, typical_p, gathered, numbers, masses, lows, limits, row, num_rows, parts, plane,
+    PARTS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Looks for the last kept token of a row among those gathered on both sides. Whether the row is to be read again:
+    the true mean of powers is known only now, and as far as it is from the guess, others may be nearer."""
+    part, slot = tl.arange(0, PARTS), tl.arange(0, ROOM)[None, :]
+    at, is_part = row * parts + part, part < parts
+    inner = tl.load(masses + at, mask=is_part, other=0.0)
+    total = tl.sum(tl.load(masses + plane + at, mask=is_part, other=0.0), axis=0)
+    center = tl.sum(tl.load(masses + 2 * plane + at, mask=is_part, other=0.0), axis=0) / total
+    nums = tl.load(numbers + at, mask=is_part, other=0)
+    values = tl.load(gathered + at[:, None] * ROOM + slot, mask=slot < nums[:, None], other=-float("inf"))
+    weights = weights_of(values, top, temperature)
+    bits = distances_of(values, top, temperature, center).to(tl.int64, bitcast=True)
+    wanted = typical_p * total - tl.sum(inner, axis=0)
+    low, high = tl.min(bits), tl.max(tl.where(weights > 0.0, bits, 0))
+    is_there = (wanted > 0.0) & (tl.sum(weights) >= wanted) & (tl.max(nums, axis=0) <= ROOM)
+    while is_there & (low < high):
+        middle = low + ((high - low) >> 1)
+        is_enough = tl.sum(tl.where(bits <= middle, weights, 0.0)) >= wanted
+        low, high = tl.where(is_enough, low, middle + 1), tl.where(is_enough, middle, high)
+    reach = low.to(tl.float64, bitcast=True)
+    guess, near = tl.load(limits + num_rows + row), tl.load(limits + 2 * num_rows + row)
+    far = tl.load(limits + 3 * num_rows + row)
+    # The edges between which was gathered are float32.
+    slack = tl.abs(center - guess) + 4e-7 * (tl.abs(top) / temperature + tl.abs(guess) + far)
+    is_there = is_there & (near + slack <= reach) & (reach <= far - slack)
+    if is_there:
+        mass = inner + tl.sum(tl.where(bits <= low, weights, 0.0), axis=1)
+        tl.store(masses + at, mass, mask=is_part)
+        tl.store(numbers + at, tl.zeros((PARTS,), tl.int32), mask=is_part)
+        tl.store(lows + row, LOWEST)
+        tl.store(limits + row, float("inf"))
+        tl.store(limits + num_rows + row, center)
+        tl.store(limits + 2 * num_rows + row, reach * (1.0 + 1e-13))
+        tl.store(limits + 3 * num_rows + row, 0.0)
+    return is_there == 0
 
 
 @triton.jit
