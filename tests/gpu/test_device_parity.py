@@ -247,7 +247,10 @@ def test_draws_of_graphs_are_those_of_launches_one_by_one(
     for has_graphs in (True, False):
         rig = on_device(model, max_rows=8, has_graphs=has_graphs)
         tables = [rig.blocks(40) for _ in samplings]
-        rig.rows(*(rig.row(some_tokens(9, place), block_ids=table) for place, table in enumerate(tables)))
+        prompts = [some_tokens(9, place) for place in range(len(tables))]
+        for place in range(9):  # one by one: a prompt's pass as a graph has other tiles
+            parts = zip(prompts, tables, strict=True)
+            rig.rows(*(rig.row([tokens[place]], kv_len=place, block_ids=table) for tokens, table in parts))
         written = [[7] for _ in samplings]
         columns = DecodeRows(tables, [9] * 6, [9] * 6, samplings, written, [7] * 6, 0, [1] * 6)
         sampled, tokens = columns.token_ids, []
@@ -311,7 +314,7 @@ def test_rows_that_go_on_by_their_ids_alone_are_those_that_are_sent_whole() -> N
 
 
 def test_a_large_product_is_added_to_the_residual_without_being_rounded() -> None:
-    from loopwright.engine.cuda.kernels import ADDED_ROWS  # noqa: PLC0415 (there may be no Triton)
+    from loopwright.engine.cuda.products import ADDED_ROWS  # noqa: PLC0415 (there may be no Triton)
 
     generator, num_rows = torch.Generator(CUDA).manual_seed(0), ADDED_ROWS + 77
     vectors = torch.randn(num_rows, 768, generator=generator, device=CUDA).bfloat16()
