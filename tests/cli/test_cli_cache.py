@@ -119,7 +119,7 @@ def test_an_interrupt_while_the_runner_is_made_leaves_nothing(work: str, tmp_pat
     with running("run", program, "--model", byte_gguf, err=tmp_path / "err", env=env) as process:
         process.until(lambda: any(work in words for words in children_of(process.pid)))
         done = process.stop(signal.SIGINT)
-    assert (done.status, done.out) == (130, "")
+    assert (done.status, done.out) == (130, ""), done.err
     assert done.err.splitlines()[-1] == "loopwright: interrupted"
     assert "Traceback" not in done.err
     left = {path.suffix for path in (cache / "runner").iterdir()} - {""}  # all but the lock

@@ -133,7 +133,7 @@ def test_what_is_piped_into_run_is_received_line_by_line(tmp_path: Path, byte_gg
             [COMMAND, "run", str(program), "--model", str(byte_gguf)],
             input=text.encode(), capture_output=True, timeout=TIMEOUT_S, check=False, env=environment(),
         )  # fmt: skip
-        assert done.stderr == b""
+        assert done.stderr == b'[result] "bye"\n'
         assert done.stdout.decode().splitlines() == ["Say something.", *(f"You said {one}." for one in answers)]
 
 
