@@ -252,6 +252,19 @@ async def test_while_control_serves_a_call_that_goes_on_is_in_each_step_once() -
     assert [batch.num_rows for batch in rig.executor.batches[-6:]] == [1] * 6
 
 
+def test_one_that_ran_among_the_long_ones_goes_on_with_one_row() -> None:
+    rig, run, context = begun()
+    one_by_one(rig, context, [7, 8])
+    assert run.session.kept is not None
+    scheduler = rig.controller._scheduler
+    scheduler._short.clear()
+    scheduler._long.append(run.session.kept.call)  # as behind dropped pages that the cache had
+    [call] = one_by_one(rig, context, [9])
+    assert rig.executor.batches[-1].num_rows == 1
+    expected = NaiveContext().run(context.tokens, range(len(context.tokens)))[-1]
+    assert run.forwarded(call).token == choose(expected, GREEDY, len(context.tokens))
+
+
 class Chaos:
     """A program that mostly chooses token by token in two contexts, and does whatever else in between."""
 

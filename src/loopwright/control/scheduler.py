@@ -59,7 +59,10 @@ class Scheduler:
         self.put(call)
 
     def add_again(self, call: OpenCall) -> None:
-        """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet."""
+        """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet,
+        and among the long ones if it ran there, its dropped pages having come from the cache."""
+        if call in self._long:
+            self._long.remove(call)
         if call.run_id in self.suspended or call not in self._short:
             self.put(call)
 
