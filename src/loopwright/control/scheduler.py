@@ -60,7 +60,7 @@ class Scheduler:
 
     def add_again(self, call: OpenCall) -> None:
         """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet,
-        and among the long ones if it ran there, its dropped pages having come from the cache."""
+        and among the long ones if it ran there, where a call goes whose pages were dropped."""
         if call in self._long:
             self._long.remove(call)
         if call.run_id in self.suspended or call not in self._short:
