@@ -123,7 +123,9 @@ def test_what_it_wrote_is_found_by_others_of_the_same_text() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tokens": (VOCAB_SIZE,)}, {"positions": (1 << 20,)}, {"positions": ()}, {"kv_len": 3}, {"kv_len": 9},
+        {"tokens": (VOCAB_SIZE,)}, {"tokens": (-1,), "sampling": None},
+        {"positions": (-1,), "sampling": None}, {"positions": (1 << 20,)}, {"positions": ()},
+        {"kv_len": 3}, {"kv_len": 9},
         {"pages": ()}, {"distributions": (DistributionRequest(index=1),)}, {"sampling": Sampling(temperature=-1.0)},
         {"distributions": (DistributionRequest(k=VOCAB_SIZE + 1),)}, {"mask": ((0, 2),)}, {"queue": 77},
         {"distributions": (DistributionRequest(k=2, allowed=(1, 2)),)}, {"num_drafts": 1}, {"sampling": None},

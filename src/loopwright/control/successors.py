@@ -106,8 +106,8 @@ class Successors:
         shape = self._resources.shape
         if (
             len(text.positions) != 1
-            or not text.tokens[0] < shape.vocab_size
-            or not text.positions[0] < shape.max_context
+            or not 0 <= text.tokens[0] < shape.vocab_size
+            or not 0 <= text.positions[0] < shape.max_context
         ):
             return False
         if text.sampling is not None or text.num_drafts or text.distributions != kept.checked:
