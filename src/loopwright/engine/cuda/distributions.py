@@ -3,7 +3,7 @@
 Never waits for the device. What is asked is as engine.sampler.distribution defines it. Used by the answers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,43 +46,64 @@ def ask_distributions(
     values, ids = top(seen, min(max(one.request.k for one in asked), vocab_size))
     logprobs = (values.double() - own[:, None]).float()
     top_ids, top_logprobs = copies.take(ids.int()), copies.take(logprobs)
-    extras = _ask_extras(seen, own, asked, copies)
-    masses = copies.take((own - raw).exp().clamp(max=1.0)) if masked else None
-    found_entropies = copies.take(entropies(seen, own)) if any(one.request.entropy for one in asked) else None
-    dense = {place: copies.take(logits[one.row]) for place, one in enumerate(asked) if one.request.logits}
+    unread = _Unread(
+        asked,
+        vocab_size,
+        top_ids,
+        top_logprobs,
+        extras=_ask_extras(seen, own, asked, copies),
+        masses=copies.take((own - raw).exp().clamp(max=1.0)) if masked else None,
+        entropies=copies.take(entropies(seen, own)) if any(one.request.entropy for one in asked) else None,
+        dense={place: copies.take(logits[one.row]) for place, one in enumerate(asked) if one.request.logits},
+    )
+    return unread.read
 
-    def read() -> list[Distribution]:
-        all_ids, all_logprobs = top_ids().astype("<i4"), top_logprobs().astype("<f4")
-        covered = _covered([one.request.k for one in asked], all_logprobs)
-        nums_finite = np.isfinite(all_logprobs).cumsum(axis=1)
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What is on its way to the host for some requests: each copy is called for when all are there."""
+
+    asked: Sequence[Asked]
+    vocab_size: int
+    top_ids: Landing
+    top_logprobs: Landing
+    extras: Callable[[int], tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]
+    masses: Landing | None
+    entropies: Landing | None
+    dense: Mapping[int, Landing]  # by place
+
+    def read(self) -> list[Distribution]:
+        ids, logprobs = self.top_ids().astype("<i4"), self.top_logprobs().astype("<f4")
+        covered = _covered([one.request.k for one in self.asked], logprobs)
+        nums_finite = np.isfinite(logprobs).cumsum(axis=1)
         found = []
-        for place, one in enumerate(asked):
-            request = one.request
-            num_possible = vocab_size if request.allowed is None else num_allowed(request.allowed, vocab_size)
+        for place, one in enumerate(self.asked):
+            request, num_possible = one.request, self.vocab_size
+            if request.allowed is not None:
+                num_possible = num_allowed(request.allowed, self.vocab_size)
             k = min(request.k, num_possible)
-            mine = _Listed(all_ids[place, :k], all_logprobs[place, :k], covered[place])
+            mine = _Listed(ids[place, :k], logprobs[place, :k], covered[place])
             num_listed = int(nums_finite[place, k - 1])
             if request.must_include:
-                mine = mine.with_extras(*extras(place))
+                mine = mine.with_extras(*self.extras(place))
                 num_listed = int(np.isfinite(mine.logprobs).sum())
-            found.append(
-                Distribution(
-                    ids=mine.ids.astype("<i4").tobytes(),
-                    logprobs=mine.logprobs.astype("<f4").tobytes(),
-                    covered=mine.covered,
-                    tail_mass=1.0 - mine.covered,
-                    truncated=num_listed < num_possible,
-                    entropy=float(found_entropies()[place])
-                    if found_entropies is not None and request.entropy
-                    else None,
-                    allowed_mass=float(masses()[place]) if masses is not None and request.allowed is not None else None,
-                    logits=dense[place]().astype("<f4").tobytes() if request.logits else None,
-                    ranks=mine.ranks() if request.ranks else None,
-                )
-            )
+            found.append(self._distribution(place, mine, is_truncated=num_listed < num_possible))
         return found
 
-    return read
+    def _distribution(self, place: int, mine: "_Listed", *, is_truncated: bool) -> Distribution:
+        request = self.asked[place].request
+        has_mass = self.masses is not None and request.allowed is not None
+        return Distribution(
+            ids=mine.ids.astype("<i4").tobytes(),
+            logprobs=mine.logprobs.astype("<f4").tobytes(),
+            covered=mine.covered,
+            tail_mass=1.0 - mine.covered,
+            truncated=is_truncated,
+            entropy=float(self.entropies()[place]) if self.entropies is not None and request.entropy else None,
+            allowed_mass=float(self.masses()[place]) if self.masses is not None and has_mass else None,
+            logits=self.dense[place]().astype("<f4").tobytes() if request.logits else None,
+            ranks=mine.ranks() if request.ranks else None,
+        )
 
 
 def ask_tops(
