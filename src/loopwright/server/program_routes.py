@@ -15,7 +15,7 @@ from loopwright.core.ids import ONE_TENANT, RunId
 from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, no_program
 from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
-from loopwright.server.errors import json_response, status_of
+from loopwright.server.errors import json_response, of_program, status_of
 from loopwright.server.identity import current_tenant
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.openapi import takes
@@ -193,7 +193,7 @@ async def _outcome(run: LiveRun) -> Response:
     body = {"run": run.run_id, "code": finished.code, "text": text}
     if finished.error is None:
         return json_response({**body, "result": finished.result})
-    return json_response({**body, "error": finished.error}, status_of(from_info(finished.error)))
+    return json_response({**body, "error": finished.error}, status_of(of_program(from_info(finished.error))))
 
 
 def _accepts_events(request: Request) -> bool:
