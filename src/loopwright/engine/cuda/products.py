@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import product_kernels, tilings
+from loopwright.engine.cuda import product_kernels, tilings, wide_ways
 from loopwright.engine.cuda.gate_kernels import gated
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
 from loopwright.engine.cuda.operations import WideUse
@@ -46,7 +46,7 @@ class FastProducts:
     """The fastest for each number of rows."""
 
     def __init__(self) -> None:
-        self._arrivals, self._wide = Arrivals(), WideProducts()
+        self._arrivals, self._wide = Arrivals(), WideProducts(wide_ways.ways_of, wide_ways.seconds)
 
     def measure(self, use: WideUse, matrix: Matrix) -> None:
         self._wide.measure(use, _all_weights(matrix, torch.bfloat16))
