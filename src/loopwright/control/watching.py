@@ -11,9 +11,10 @@ import msgspec
 
 from loopwright.control.segments import Outlook, SegmentFeed
 from loopwright.core.batch import RowResult
-from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
+from loopwright.core.calls import Generate
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
 from loopwright.core.results import Progress
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 
 @dataclass(frozen=True, slots=True)
