@@ -431,11 +431,12 @@ class Controller:
         now_s = self._clock.now_s()
         if self._suspension.make_room(now_s):
             return True
-        found = self._suspension.hopeless(now_s - self._moment.now_s)
+        found = self._suspension.hopeless(now_s, now_s - self._moment.now_s)
         if found is None:
             return False
         call, error = found
         self._moment.now_s = now_s  # its run gets time to free what it holds before the next one fails
+        logger.warning("a call of run %s fails: %s", call.run_id, error.message)
         self._calls.refuse(call, error.info())
         return True
 
