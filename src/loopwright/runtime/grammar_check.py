@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from loopwright.core.calls import Grammar as GrammarCall
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import Grammar as GrammarCall
 from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.import_paths import dotted, imported_paths
 from loopwright.runtime.program_names import Names, Said
