@@ -55,8 +55,8 @@ class Bench:
 
 @pytest.mark.parametrize("use", ["project", "onto"])
 def test_the_fastest_way_multiplies_if_it_is_faster_than_torchs(use: WideUse) -> None:
-    bench = Bench(use, slow=5.0, fast=3.0, middling=3.5)
-    for name in ("slow", "fast", "middling"):
+    bench = Bench(use, slow=5.0, fast=3.0, middling=3.5, hardly=2.98)
+    for name in ("slow", "fast", "middling", "hardly"):
         bench.add(name)
     assert bench.chosen() == "fast"
     assert bench.chosen(WIDE_ROWS) == "fast"

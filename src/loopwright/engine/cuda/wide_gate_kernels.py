@@ -17,8 +17,7 @@ _GROUP = 8  # tiles of rows that share what they read of the weights
 
 
 def gated_product(
-    vectors: Tensor, weights: Tensor, out: Tensor, *, is_gelu: bool, num_programs: int, num_stages: int = 4,
-    is_flat: bool = True,
+    vectors: Tensor, weights: Tensor, out: Tensor, *, is_gelu: bool, num_programs: int
 ) -> None:  # fmt: skip
     """silu(gate) · up, or gelu's, of vectors [num_rows, size] and weights [2 · outputs, size], gates above ups, into
     `out` [num_rows, outputs]: all bfloat16, and rounded once. A row of either takes a multiple of 16 bytes."""
@@ -28,17 +27,17 @@ def gated_product(
         TensorDescriptor(weights, [2, num_outputs, size], [num_outputs * size, size, 1], [2, OUTPUTS, INPUTS]),
         TensorDescriptor(out, [num_rows, num_outputs], [num_outputs, 1], [ROWS, OUTPUTS]),
         num_rows, num_outputs, size, ROWS=ROWS, OUTPUTS=OUTPUTS, INPUTS=INPUTS, GROUP=_GROUP, PROGRAMS=num_programs,
-        IS_GELU=is_gelu, IS_FLAT=is_flat, num_warps=8, num_stages=num_stages,
+        IS_GELU=is_gelu, num_warps=8, num_stages=3,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_product(
     vectors, weights, out, num_rows, num_outputs, size, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, IS_GELU: tl.constexpr, IS_FLAT: tl.constexpr,
+    INPUTS: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, IS_GELU: tl.constexpr,
 ):  # fmt: skip
     row_tiles, output_tiles = tl.cdiv(num_rows, ROWS), tl.cdiv(num_outputs, OUTPUTS)
-    for tile in tl.range(tl.program_id(0), row_tiles * output_tiles, PROGRAMS, flatten=IS_FLAT):
+    for tile in tl.range(tl.program_id(0), row_tiles * output_tiles, PROGRAMS, flatten=True):
         first = tile // (GROUP * output_tiles) * GROUP
         height = tl.minimum(row_tiles - first, GROUP)
         row, output = (first + tile % height) * ROWS, tile % (GROUP * output_tiles) // height * OUTPUTS

@@ -30,6 +30,8 @@ SMALLEST = 1 << 21  # weights of a matrix: a smaller one's products take no time
 MOST_OFF = 0.01
 """Root mean square of the difference from torch's results, over theirs: three times what rounding to bfloat16 gives."""
 _ROUNDS = 5
+ALIKE = 1.015
+"""Times that differ by less are alike, as far as a board tells whose power is used up: of these the first counts."""
 _LEAST_GAIN = 0.005  # by which a way has to be faster than torch's
 
 
@@ -56,7 +58,8 @@ class WideProducts:
     """What was measured, by what becomes of a product and the matrix's size."""
 
     def __init__(self, ways_of: Callable[[WideUse, Tensor], tuple[Run, Sequence[Way]]], seconds: Clock) -> None:
-        """`ways_of` gives torch's way with such weights and all others; `seconds` says how long one takes."""
+        """`ways_of` gives torch's way with such weights, and all others in the order of choice; `seconds` says how long
+        one takes."""
         self._ways_of, self._seconds = ways_of, seconds
         self._tried: dict[tuple[WideUse, int, int], list[_Tried]] = {}
         self._chosen: dict[tuple[WideUse, int, int, int], Run | None] = {}
@@ -70,8 +73,9 @@ class WideProducts:
             if len(self._chosen) > 1 << 12:
                 self._chosen.clear()
             tried = self._tried.get(key[:3], ())
-            best = min(tried, key=lambda one: one.takes_s(num_rows), default=None)
-            self._chosen[key] = best.way.run if best and best.takes_s(num_rows) < math.inf else None
+            most_s = min((one.takes_s(num_rows) for one in tried), default=math.inf) * ALIKE
+            good = (one.way.run for one in tried if one.takes_s(num_rows) <= most_s < math.inf)
+            self._chosen[key] = next(good, None)
         return self._chosen[key]
 
     def measure(self, use: WideUse, weights: Tensor) -> None:

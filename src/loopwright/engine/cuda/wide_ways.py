@@ -19,13 +19,15 @@ _ROUND_S = 0.006  # that a way runs for when it is timed
 
 
 def ways_of(use: WideUse, weights: Tensor) -> tuple[Run, Sequence[Way]]:
-    """torch's, and all others that there are for weights of that size."""
+    """torch's, and all others that there are for weights of that size: what moves the least comes first."""
     if not weights.is_cuda:
         return partial(by_torch, use), ()
-    ways = _of_cublas_lt(use, weights) if cublas_lt.library() is not None else []
+    ways = []
     has_tiles = torch.cuda.get_device_capability(weights.device) >= (9, 0)
     if use in ("silu", "gelu") and has_tiles and weights.shape[1] % 8 == 0 and weights.shape[0] % 16 == 0:
         ways.append(_gating(use, weights))
+    if cublas_lt.library() is not None:
+        ways += _of_cublas_lt(use, weights)
     return partial(by_torch, use), ways
 
 
