@@ -474,6 +474,8 @@ RIGHT = {
         "    while True: next(it)",
         "except StopIteration: ...",
         "while not ctx.tokens: ...",
+        "while n: break",
+        "while True: return n",
     ],
     "names that are bound in odd places": [
         "match ctx:",
