@@ -1,13 +1,13 @@
 """`loopwright check`: says what is wrong with programs before they run. Never runs one."""
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
 
 import msgspec
 
+from loopwright.cli.interrupts import run_work
 from loopwright.cli.program_flags import read_source
 from loopwright.cli.progress import Report, progress_bars
 from loopwright.compose.config import Config
@@ -48,7 +48,7 @@ def offer_of(config: Config) -> Offer:
 
 def sandbox_modules(report: Report) -> frozenset[str]:
     """What can be imported in the sandbox; builds the runner if this machine has none."""
-    return asyncio.run(runner_modules(prepare_runner(cache_folder(), report)))
+    return run_work(runner_modules(prepare_runner(cache_folder(), report)))
 
 
 def line_of(path: str, finding: Finding) -> str:
