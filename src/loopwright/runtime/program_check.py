@@ -62,9 +62,11 @@ class Finding(msgspec.Struct, frozen=True, order=True):
     hint: str = ""
 
 
-def check_program(source: str, filename: str, modules: Collection[str], offer: Offer | None = None) -> list[Finding]:
-    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has; with an
-    `offer`, also what that server would not give it."""
+def check_program(
+    source: str, filename: str, modules: Collection[str] | None, offer: Offer | None = None
+) -> list[Finding]:
+    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has, or None where
+    nobody knows; with an `offer`, also what that server would not give it."""
     try:
         tree = ast.parse(source, filename, feature_version=PYTHON_VERSION)
     except SyntaxError as error:
@@ -78,7 +80,7 @@ def check_program(source: str, filename: str, modules: Collection[str], offer: O
     names = Names(tree)
     found = [
         *_newer_syntax(source),
-        *_missing_modules(tree, modules),
+        *(_missing_modules(tree, modules) if modules is not None else ()),
         *_Calls(names).findings(tree),
         *(_finding(code, *said) for code, check in CHECKS.items() for said in check(tree, names)),
         *_unbound(tree, names),
