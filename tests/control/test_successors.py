@@ -25,9 +25,11 @@ from loopwright.core.control import ControlLimits
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId, PageName, QueueName
 from loopwright.core.instrument import Meter
+from loopwright.core.results import Completion, Done
+from loopwright.core.told_tokens import ToldLists
 from loopwright.transport import control_messages as messages
 
-from .fake_executor import VOCAB_SIZE, choose
+from .fake_executor import VOCAB_SIZE, choose, describe
 from .reference import NaiveContext
 from .rig import QUEUE, Rig, RigRun, generate
 from .wired import WiredRun, Wires
@@ -405,9 +407,108 @@ async def test_whatever_else_programs_do_their_answers_are_those_of_calls_looked
     way: str, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
 ) -> None:
     kinds: set[type] = set()
-    for seed in range(40):
+    for seed in range(25):
         chaos = Chaos(seed, way, is_ahead=is_ahead)
         found = await chaos.play(monkeypatch)
         kinds.update(map(type, chaos.wires.sent))
         assert found == await Chaos(seed, "anew", is_ahead=is_ahead).play(monkeypatch), f"seed {seed}"
     assert kinds >= {messages.GoOn, messages.Lists} or way == "kept"
+
+
+class Reader:
+    """Reads lists of sessions for as long as it `takes`."""
+
+    def __init__(self, run: RigRun) -> None:
+        self.run, self.takes = run, True
+        self.told: list[tuple[ToldLists, int]] = []  # and how many calls of the run were open
+        run.session.when_tokens(self, 7)
+
+    def take_tokens(self, *_: object) -> bool:
+        return False
+
+    def take_lists(self, told: ToldLists) -> bool:
+        if self.takes:
+            self.told.append((told, len(self.run.session.open_calls)))
+        return self.takes
+
+
+def test_programs_are_told_before_the_books_are_done_and_once() -> None:
+    rig, run, context = begun(meter=Meter({"model": "fake"}))
+    reader, context.sampling = Reader(run), None
+    one_by_one(rig, context, [7, 8])
+    assert len(run.order()) == 5, "the first two take a place as any other does"
+    one_by_one(rig, context, [8])
+    assert len(reader.told) == 1
+    rig.clock.advance(1.0)
+    call = run.submit(context.forward([9]))
+    rig.clock.advance(0.5)
+    rig.begin()
+    rig.clock.advance(0.25)
+    rig.drain()
+    assert run.final(call) is None, "it is told by the reader alone"
+    told, num_open = reader.told[-1]
+    assert num_open == 1
+    expected = rig.executor.batches[-1].rows[0]
+    assert expected.token_ids == [9]
+    assert (told.names, told.call_ids, told.kv_lens, told.nums_pages) == ([7], [call], [9], [3])
+    assert told.started_s[0] - told.issued_s[0] == 0.5
+    assert told.ended_s - told.started_s[0] == 0.25
+    assert kept(run)
+    context.has_run([9])
+    reader.takes = False
+    [call] = one_by_one(rig, context, [10])
+    assert run.forwarded(call).kv_len == 10
+
+
+def test_what_a_session_has_not_taken_yet_comes_first() -> None:
+    rig, run, context = begun()
+    reader, context.sampling = Reader(run), None
+    one_by_one(rig, context, [7, 8, 9])
+    run.order()
+    num_told = len(reader.told)
+    call = run.submit(context.forward([10]))
+    run.session.inbox.put(Completion(CallId(99), Done()))  # as one that was answered at once
+    rig.drain()
+    assert run.order()[-2:] == [99, call]
+    assert len(reader.told) == num_told
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_one_that_is_cancelled_before_its_step_has_no_row_in_it(*, is_closed: bool) -> None:
+    rig, run, context = begun()
+    context.sampling = None
+    one_by_one(rig, context, [7, 8, 9])
+    call = run.submit(context.forward([10]))
+    assert rig.controller._scheduler._going
+    if is_closed:
+        run.session.close()
+    else:
+        run.session.interrupt(call)
+        assert run.error_type(call) == "Cancelled"
+    assert rig.drain() == 0
+    run.session.close()
+    rig.assert_all_free()
+
+
+@pytest.mark.parametrize("max_rows", [3, 5, 64])
+def test_more_programs_than_rows_take_turns_and_get_the_oracles_lists(max_rows: int) -> None:
+    rig = Rig(num_blocks=200, config=ControlConfig(max_batch_rows=max_rows))
+    contexts = [Context(rig.open(f"run {number}"), QUEUE, 100) for number in range(5)]
+    segment = rig.open("segment")
+    text = segment.submit(generate([2, 3], max_tokens=30))
+    for step in range(12):
+        tokens = [2 + (number + step) % 40 for number in range(len(contexts))]
+        calls = []
+        for context, token in zip(contexts, tokens, strict=True):
+            context.sampling = None
+            calls.append(context.run.submit(context.forward([token])))
+        while any(one.run.final(call) is None for one, call in zip(contexts, calls, strict=True)):
+            assert rig.step()
+        for context, token, call in zip(contexts, tokens, calls, strict=True):
+            context.has_run([token])
+            expected = NaiveContext().run(context.tokens, range(len(context.tokens)))[-1]
+            assert context.run.forwarded(call).distributions == (describe(expected, LIST[0]),)
+    nums = [len(batch.decodes) + sum(row.num_tokens == 1 for row in batch.rows) for batch in rig.executor.batches]
+    assert max(nums) == min(max_rows, 6)
+    rig.drain()
+    assert len(segment.segment(text).tokens) == 30
