@@ -1,9 +1,11 @@
 """The control boundary: a control client and a control server speak over a real socket, in one process and in two."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from child_process import python_process
 from eventually import eventually
@@ -11,8 +13,18 @@ from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
 from raw_peer import RawPeer
 
-from loopwright.core.calls import AllocatePages, CreateQueue, Generate, LogprobKind, Sampling, Synchronize
+from loopwright.core.calls import (
+    AllocatePages,
+    CreateQueue,
+    ForwardText,
+    Generate,
+    LogprobKind,
+    QueueCall,
+    Sampling,
+    Synchronize,
+)
 from loopwright.core.control import ControlLimits
+from loopwright.core.eager_loop import EagerLoop
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
@@ -517,3 +529,29 @@ async def test_sessions_that_have_called_for_nothing_yet_are_expected_for_a_mome
         await eventually(lambda: control.expected == [1, 2, 1, 2, 1])
         other.close()
         await eventually(lambda: control.expected[-1] == 0)
+
+
+TEXT = ForwardText(queue=QUEUE, pages=(), grow_from=PageName(0), kv_len=0, tokens=(1,), positions=(0,))
+
+
+@pytest.mark.parametrize(
+    ("call", "looks"),
+    [(TEXT, True), (msgspec.structs.replace(TEXT, tokens=(1,) * 99, positions=tuple(range(99))), False), (SYNC, False)],
+)
+def test_a_worker_with_a_loop_for_it_looks_for_answers_that_were_soon_there(call: QueueCall, looks: bool) -> None:
+    async def main() -> list[bool]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, EagerLoop)
+        looked = []
+        async with connected(FakeControl()) as client:
+            session = client.open(RUN, ControlLimits())
+            for number in range(3):
+                session.submit(CallId(number), call)
+                looked.append(bool(loop.selector.until_s))
+                client.expecting._asked_s = client.expecting._asked_s and time.monotonic()  # however long this takes
+                assert [one.call_id for one in await session.receive()] == [CallId(number)]
+                assert not loop.selector.until_s
+        return looked
+
+    with asyncio.Runner(loop_factory=EagerLoop) as runner:
+        assert runner.run(main())[1:] == [looks, looks]

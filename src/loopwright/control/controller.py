@@ -40,6 +40,7 @@ from loopwright.core.bell import Bell
 from loopwright.core.calls import QueueCall, SetPriority, WatchCall
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.eager_loop import looking
 from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import GrammarCompiler
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from loopwright.control.ordering import OpenCall
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 0.008
+"""So long calls that a step waits for are looked for, before the process sleeps until there are some."""
 
 
 class Controller:
@@ -181,7 +185,8 @@ class Controller:
             if not submitted and (hold_s := self._hold_s()):
                 self._is_holding = True
                 self.bell.tell_all()  # they are whom it waits for
-                await self._wait_for_change(hold_s)
+                with looking(min(hold_s, LOOK_S)):
+                    await self._wait_for_change(hold_s)
                 self._is_holding = False
                 continue
             was_idle = not submitted

@@ -12,8 +12,9 @@ from typing import assert_never
 import msgspec
 
 from loopwright.core.bell import Bell, Doorbell
-from loopwright.core.calls import LogprobKind, QueueCall
+from loopwright.core.calls import ForwardText, LogprobKind, QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
+from loopwright.core.eager_loop import Expecting
 from loopwright.core.errors import (
     BadRequest,
     Cancelled,
@@ -35,6 +36,11 @@ log = logging.getLogger(__name__)
 
 DIED = "the model worker died"
 BACK_SOON = "it is being started again: try again"
+LOOK_S = 0.008
+"""So long the answer to a call of few tokens is looked for before the process sleeps, if the last one was there by
+then."""
+
+FEW_TOKENS = 16
 
 
 class ControlClient:
@@ -44,6 +50,7 @@ class ControlClient:
         self._link = Link.connect(address, self._take, self._lost)
         self._session_ids = count()
         self.bell = Bell()  # for RemoteSession
+        self.expecting = Expecting(LOOK_S)  # for RemoteSession
         self._sessions: dict[int, RemoteSession] = {}
         self._rows: list[tuple[int, CallId, LogprobKind]] = []  # whose the tokens are that come
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
@@ -206,6 +213,8 @@ class RemoteSession:
             overloaded = Overloaded("the model worker does not keep up with the calls sent to it")
             self.deliver(Completion(call_id, error=overloaded.info()))
             return
+        if isinstance(call, ForwardText) and len(call.tokens) <= FEW_TOKENS:
+            self._client.expecting.asked()
         try:
             raw = msgspec.Raw(messages.encode(call))
         except (OverflowError, UnicodeEncodeError) as error:  # a number beyond 64 bits, half a surrogate pair
@@ -246,6 +255,8 @@ class RemoteSession:
 
     def deliver(self, completion: Completion) -> None:
         """For ControlClient."""
+        if completion.is_final:
+            self._client.expecting.answered()
         self._completions.append(completion)
         self._tell_once()
 
