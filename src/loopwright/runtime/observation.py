@@ -159,7 +159,8 @@ class Observation:
         self._add_open(watched, now_s)
         self._instrument.histogram(metrics.HOST_CALL_S, (watched.op,)).observe(now_s - watched.began_s)
         if self._timeline.is_full:
-            self._timeline.settle(min((one.began_s for one in self._watched.values()), default=now_s))
+            began_s = (one.began_s for one in self._watched.values())
+            self._timeline.settle(min(*began_s, now_s if self._runs_from_s is None else self._runs_from_s, now_s))
 
     def used_tool(self, name: str, duration_s: float, code: Code) -> None:
         """A tool of the server has answered."""

@@ -26,7 +26,8 @@ PHASES: tuple[Phase, ...] = tuple(PHASE_MEANINGS)
 MAX_SPANS = 128
 """Stretches that are told one by one. Those after them are told together, one for each phase."""
 
-MAX_PENDING = 4096
+MAX_PENDING = 256
+"""Of moments that are not settled: so few that settling them holds nobody up."""
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Timeline:
         self._base = base
         self._settled_s = start_s  # up to here phases are decided
         self._pending: list[tuple[int, float, float]] = []  # rank, start, end
+        self._full_at = MAX_PENDING
         self._single: list[Stretch] = []
         self._merged: dict[Phase, Stretch] = {}
 
@@ -58,7 +60,7 @@ class Timeline:
     @property
     def is_full(self) -> bool:
         """Whether it is time to `settle`."""
-        return len(self._pending) > MAX_PENDING
+        return len(self._pending) > self._full_at
 
     def settle(self, until_s: float) -> None:
         """Decides the phases of all moments before; nothing is added there any more."""
@@ -76,6 +78,7 @@ class Timeline:
             self._append(self._phase_of(counts), at_s)
             counts[rank] += change
         self._pending = later
+        self._full_at = max(MAX_PENDING, 2 * len(later))  # while something goes on for long, what is behind it stays
 
     def stretches(self) -> Sequence[Stretch]:
         """All of it, as far as it is settled, in order."""
