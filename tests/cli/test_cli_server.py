@@ -90,6 +90,20 @@ def test_deploying_under_a_name_that_is_there_says_what_is_replaced(server: Serv
     assert rows(server, verb="programs")["one-name"][0] == short[1]
 
 
+def test_what_check_finds_is_said_when_a_program_is_deployed_and_one_that_cannot_run_is_refused(
+    server: Server, tmp_path: Path
+):
+    doubtful = write_program(tmp_path, "import time\nasync def main(): time.sleep(1)\n", "doubtful.py")
+    done = server.command("deploy", doubtful)
+    hint = "time.sleep holds up the whole program, its other tasks too (write await asyncio.sleep(…))"
+    assert (done.status, done.err) == (0, f"{doubtful}:2:19: sandbox: {hint}\n")
+    assert done.out.startswith("doubtful: POST ")
+    broken = write_program(tmp_path, "def ask(x): return await x\nasync def main(): ...\n", "broken.py")
+    line = server.command("deploy", broken).error_line()
+    assert line == "broken.py, line 1: 'await' outside async function (write async def)"
+    assert "broken" not in rows(server, verb="programs")
+
+
 def test_a_program_that_was_removed_is_no_route_and_no_model_name(server: Server, tmp_path: Path):
     assert server.command("deploy", write_program(tmp_path, WAITER, "to_remove.py")).status == 0
     line = server.command("undeploy", "to_remove").error_line()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.cli.client import add_url_argument, checked, server_client, short
+from loopwright.cli.findings import line_of, refuse_broken
 from loopwright.cli.program_flags import read_source
 from loopwright.runtime.program import read_program
 
@@ -21,6 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     source = read_source(arguments.file)
     read_program(source, path.name)  # what is wrong with it is said here, without a server
+    sys.stderr.writelines(f"{line_of(arguments.file, one)}\n" for one in refuse_broken(source, path.name))
     name = arguments.name or re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-")
     with server_client(arguments.url) as client:
         body = {"name": name, "source": source, "filename": path.name}

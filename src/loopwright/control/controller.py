@@ -37,7 +37,7 @@ from loopwright.control.successors import Successors
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.bell import Bell
-from loopwright.core.calls import QueueCall, SetPriority, WatchCall
+from loopwright.core.calls import QueueCall, SetPriority
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.eager_loop import looking
@@ -49,6 +49,7 @@ from loopwright.core.instrument import SILENT, Meter
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
+from loopwright.core.watch_calls import WatchCall
 
 if TYPE_CHECKING:
     from loopwright.control.ordering import OpenCall
