@@ -5,13 +5,11 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loopwright.cli import main, serve
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
-from loopwright.compose import config as config_module
 from loopwright.compose.config import Config, server_defaults
 from loopwright.compose.config_sources import Given, Loaded, load_config
 from loopwright.compose.settings import NO_SETTINGS, all_settings
@@ -238,20 +236,3 @@ def test_what_outlives_a_server_lies_where_it_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LOOPWRIGHT_STATE_DIR", str(tmp_path / "own"))
     assert server_defaults().runtime.programs_dir == str(tmp_path / "own" / "programs")
     assert server_defaults().runtime.state_dir == str(tmp_path / "own" / "state")
-
-
-@pytest.mark.parametrize(
-    ("num_cores", "eager", "processes", "is_eager"),
-    [
-        (16, "auto", 9, True),  # eight of programs, one of the model
-        (16, "auto", 13, False),
-        (2, "auto", 3, False),
-        (2, True, 3, True),
-        (64, False, 3, False),
-    ],
-)
-def test_worker_processes_are_eager_where_there_are_cores_to_spare(
-    num_cores: int, eager: Any, processes: int, is_eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config_module, "num_cores", lambda: num_cores)
-    assert Config(eager=eager, processes=processes).is_eager == is_eager

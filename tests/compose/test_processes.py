@@ -81,7 +81,7 @@ def test_several_processes_answer_as_one_does(tmp_path: Path):
     answers = {}
     for processes in ("1", "3"):
         (tmp_path / processes).mkdir()
-        with serving(tmp_path / processes, "--processes", processes, "--set", "eager=true") as server:
+        with serving(tmp_path / processes, "--processes", processes) as server:
             answers[processes] = chats(server)
             assert len(server.workers()) == (0 if processes == "1" else 3)
     assert answers["1"] == answers["3"]

@@ -26,12 +26,6 @@ PROCESSES_MEANING = (
     "serves HTTP. auto: 1 up to 4 cores; above, a runtime process for every two cores, at most 8"
 )
 
-SPARE_CORES = 4  # beside one for each worker process: threads of the model's, and this process
-EAGER_MEANING = (
-    "whether worker processes look for answers that are due within milliseconds, instead of sleeping until they come: "
-    "programs that choose each token are quicker, and their processes compute meanwhile. auto: where there are four "
-    "cores more than worker processes"
-)
 DTYPE_MEANING = (
     "how weights are kept. float32: torch, the reference. bfloat16, int8: native kernels, or a GPU's; stored: native "
     "ones, each matrix as its file has it; fp8, int4: a GPU's. auto: bfloat16 where kernels can run, else float32"
@@ -209,7 +203,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processes: Annotated[
         Count | Literal["auto"], Meta(description=PROCESSES_MEANING, extra={"flag": "--processes"})
     ] = 1
-    eager: Annotated[bool | Literal["auto"], Meta(description=EAGER_MEANING)] = "auto"
     engine: EngineConfig = EngineConfig()
     control: ControlConfig = ControlConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -224,13 +217,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.engine.load == "dummy":
             return (f"{DUMMY}{self.engine.shape}", *self.more_models)
         return (self.model, *self.more_models)
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether worker processes look for what is due."""
-        if self.eager == "auto":
-            return num_cores() >= self.num_runtime_workers + len(self.model_names) + SPARE_CORES
-        return self.eager
 
     @property
     def num_runtime_workers(self) -> int:

@@ -30,7 +30,6 @@ from loopwright.compose.model_parts import load_tokenizer, model_text, open_mode
 from loopwright.compose.one_error import one_error
 from loopwright.compose.otel_spans import open_spans
 from loopwright.compose.system import close_sandboxes, make_launcher, open_control, open_sandboxes
-from loopwright.core.eager_loop import EagerLoop
 from loopwright.core.errors import LoopwrightError
 from loopwright.core.no_collecting import collect_seldom
 from loopwright.runtime.served_models import ServedModel
@@ -53,8 +52,7 @@ def main() -> int:
     config = msgspec.json.decode(config_text.encode(), type=Config)
     open_log(config.log)
     try:
-        with asyncio.Runner(loop_factory=EagerLoop if config.is_eager else None) as runner:
-            runner.run(_serve(name, Path(folder), config))
+        asyncio.run(_serve(name, Path(folder), config))
     except LoopwrightError as error:
         _print_ready(Ready(error.info()))
         return 1

@@ -40,9 +40,9 @@ from loopwright.core.bell import Bell
 from loopwright.core.calls import QueueCall, SetPriority
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
-from loopwright.core.eager_loop import looking
 from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.executor import Executor
+from loopwright.core.going_on import Next
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.instrument import SILENT, Meter
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from loopwright.control.ordering import OpenCall
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 0.008
-"""So long calls that a step waits for are looked for, before the process sleeps until there are some."""
 
 
 class Controller:
@@ -186,8 +183,7 @@ class Controller:
             if not submitted and (hold_s := self._hold_s()):
                 self._is_holding = True
                 self.bell.tell_all()  # they are whom it waits for
-                with looking(min(hold_s, LOOK_S)):
-                    await self._wait_for_change(hold_s)
+                await self._wait_for_change(hold_s)
                 self._is_holding = False
                 continue
             was_idle = not submitted
@@ -210,6 +206,7 @@ class Controller:
                 ended_s = self._clock.now_s()
                 if not submitted and not self._hold_s(self._running[0]):
                     self._submit_all(submitted)  # who came while it ran need not wait until its result is taken
+                self._calls.going.tell(self._running[0], result.rows, ended_s)  # all else while programs choose
                 self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
             waited_s, idle_from_s = 0.0, ended_s if submitted else self._clock.now_s()
@@ -291,6 +288,19 @@ class Controller:
         ready = self._intake.take(session, queue, call_id, call)
         if ready is not None:
             self._calls.settle([ready])
+
+    def go_on(self, session: InlineSession, call_id: CallId, one: Next) -> bool:
+        """As `core.going_on.GoesOn`."""
+        if session.inbox.is_closed:
+            return True
+        assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
+        self._changed(session)
+        call = self._intake.go_on(session, call_id, one)
+        if call is None:
+            return False
+        session.last_call = call_id
+        self._scheduler.add_again(call)
+        return True
 
     def interrupt(self, session: InlineSession, call_id: CallId) -> None:
         """Ends a segment at its next token boundary; a call that has not started fails as Cancelled."""
