@@ -1,6 +1,7 @@
 """Runs of several turns, drawn at random: segments of every kind, tokens that a program chooses from lists, drafts.
 
-Alone and one after the other or all at once, beginning from the same texts, with few blocks and given up: each turn has to come to the same. Never asserts more than that: used with a device's engine on the CPU, and on a GPU.
+Alone and one after the other, or all at once, beginning from the same texts, with few blocks and given up: each turn
+has to come to the same. Never asserts more than that: used with a device's engine on the CPU, and on a GPU.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer
 
 PREFIX_LENS = (0, 16, 33, 96, 130)
-"""Of the texts that runs begin with: of several sizes of prompts as graphs, and with full pages that others have too."""
+"""Of the texts that runs begin with: several sizes of prompts as graphs, and full pages that others have too."""
 
 SEGMENTS: list[Callable[[int], dict[str, object]]] = [
     *KINDS,
