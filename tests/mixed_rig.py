@@ -18,9 +18,9 @@ from loopwright.bench.sessions import QUEUE, Caller, segment_call
 from loopwright.bench.together import all_of
 from loopwright.compose.small_engine import open_small_engine
 from loopwright.control.config import ControlConfig
-from loopwright.control.controller import Controller
 from loopwright.core.calls import CreateQueue, DistributionRequest, ForwardText, KvWindow, Sampling
 from loopwright.core.clock import SystemClock
+from loopwright.core.control import Control
 from loopwright.core.executor import Executor
 from loopwright.core.grammars import Grammar
 from loopwright.core.ids import PageName
@@ -137,7 +137,7 @@ class Life:
         self._pages = tuple(map(PageName, range(num_pages)))
 
 
-async def lived(control: Controller, life: Life, weather: Random | None = None) -> list[Turn]:
+async def lived(control: Control, life: Life, weather: Random | None = None) -> list[Turn]:
     """What a run's turns came to. With `weather` one in six is cancelled in the midst of something."""
     told: list[Turn] = []
     with Caller(control, f"run-{life.seed}") as caller:
