@@ -47,9 +47,10 @@ Turn = tuple[object, ...]
 
 
 class Life:
-    """One run: a context, and what it does with it. Two of the same seed do the same."""
+    """One run: a context, and what it does with it. Two of the same seed do the same. One that `is_shown` is of longer
+    segments alone, which show their tokens."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_shown: bool = False) -> None:
         self._rng = Random(seed)
         self.seed = seed
         length, family = self._rng.choice(PREFIX_LENS), self._rng.randrange(2)
@@ -58,6 +59,8 @@ class Life:
         self._pages: tuple[PageName, ...] = ()
         self._is_windowed = False
         self.num_cached = 0
+        self._is_shown = is_shown
+        self._ways = [self._segment] if is_shown else [self._segment, self._segment, self._choose, self._guess]
 
     async def turns(self, caller: Caller, told: list[Turn], weather: Random | None) -> None:
         """Adds to `told` what each turn comes to. With `weather` it ends early, or takes its time, when that says
@@ -65,18 +68,22 @@ class Life:
         await caller.call(CreateQueue(queue=QUEUE))
         for _ in range(self._rng.randrange(1, 4)):
             self.tokens += [self._rng.randrange(256) for _ in range(self._rng.randrange(1, 20))]
-            way = self._rng.choice([self._segment, self._segment, self._choose, self._guess])
-            await way(caller, told, weather)
+            await self._rng.choice(self._ways)(caller, told, weather)
             if self._is_windowed or (weather is not None and weather.random() < 0.05):
                 return
 
     async def _segment(self, caller: Caller, told: list[Turn], _: Random | None) -> None:
         kind = self._rng.choice(SEGMENTS)(self._rng.randrange(1000))
         call = replace(
-            segment_call(self._rng.randrange(1, 30)), pages=self._pages, grow_from=PageName(len(self._pages)),
-            kv_len=self._kv_len, tokens=self._new(), positions=self._positions(), progress=self._rng.random() < 0.5,
+            segment_call(self._rng.randrange(1, 60 if self._is_shown else 30)),
+            pages=self._pages,
+            grow_from=PageName(len(self._pages)),
+            kv_len=self._kv_len,
+            tokens=self._new(),
+            positions=self._positions(),
+            progress=self._is_shown or self._rng.random() < 0.5,
             **kind,
-        )  # fmt: skip
+        )
         if call.window is not None:
             call = replace(call, window=replace(call.window, positions=tuple(range(self._kv_len))))
         segment = await (caller.call(call) if call.watch is None else caller.watch(call))
@@ -155,12 +162,12 @@ async def lived(control: Control, life: Life, weather: Random | None = None) -> 
     return told
 
 
-async def lives_alone(executor: Executor, seeds: Sequence[int]) -> list[list[Turn]]:
+async def lives_alone(executor: Executor, lives: Sequence[Life]) -> list[list[Turn]]:
     """One after the other, step by step, and nothing cached."""
     config = ControlConfig(steps_ahead="off", prefix_cache=False)
     with closing(GrammarPool(byte_tokenizer(), VOCAB_SIZE)) as grammars:
         async with open_small_engine(VOCAB_SIZE, SystemClock(), config, executor, grammars) as control:
-            return [await lived(control, Life(seed)) for seed in seeds]
+            return [await lived(control, life) for life in lives]
 
 
 async def check_lives(

@@ -13,7 +13,7 @@ from disturbed_rig import VOCAB_SIZE, answers, assert_equal_answers, check_distu
 from loopwright.control.config import ControlConfig
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.executor import DeviceExecutor
-from mixed_rig import check_lives, lives_alone
+from mixed_rig import Life, check_lives, lives_alone
 
 MAX_ROWS = 32
 
@@ -45,5 +45,5 @@ def test_runs_that_are_suspended_stopped_or_cancelled_leave_every_answer_as_it_i
 
 def test_runs_of_every_kind_of_turn_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40)
-    expected = asyncio.run(lives_alone(executor_with(4096), seeds))
+    expected = asyncio.run(lives_alone(executor_with(4096), [Life(seed) for seed in seeds]))
     asyncio.run(check_lives(executor_with(26), seeds, expected, monkeypatch))

@@ -26,7 +26,7 @@ from loopwright.transport.link import BINDER
 from mixed_rig import Life, Turn, lived, lives_alone
 from system_rig import everything_came_back, until
 
-NUM_RUNS = 24
+NUM_RUNS = 18
 
 
 class Heard:
@@ -39,7 +39,7 @@ class Heard:
 
         def heard(session: RemoteSession, completion: Completion) -> None:
             call = id(session), completion.call_id
-            assert call not in self.ends, "something came behind the end"
+            self.late += [call] if call in self.ends else []
             if isinstance(completion.result, Progress):
                 self.parts[call].append(completion.result.tokens)
             elif isinstance(completion.result, Segment):
@@ -47,6 +47,7 @@ class Heard:
                 self.sessions.append(session)
             deliver(session, completion)
 
+        self.late: list[tuple[int, int]] = []  # calls for which something came behind their end
         self.sessions: list[RemoteSession] = []  # so that none of their ids is another's
         monkeypatch.setattr(RemoteSession, "deliver", heard)
         self.told: Counter[bool] = Counter()  # columns that a client took, and that it did not
@@ -61,9 +62,14 @@ class Heard:
 
     def check(self) -> None:
         """A segment that shows its tokens has shown each of them, once, in order, before its end."""
+        assert not self.late
         for call, segment in self.ends.items():
             shown = [token for tokens in self.parts[call] for token in tokens]
             assert shown in ([], list(segment.tokens)), call
+
+
+def lives() -> list[Life]:
+    return [Life(number, is_shown=number % 4 > 0) for number in range(NUM_RUNS)]
 
 
 async def stormy(control: Controller, weather: Random) -> list[list[Turn]]:
@@ -78,8 +84,8 @@ async def stormy(control: Controller, weather: Random) -> list[list[Turn]]:
         clients = [await ControlClient.connect(address, name=f"runtime-{number}") for number in range(3)]
         slowing = asyncio.create_task(read_slowly(clients[1], weather))
         living = [
-            asyncio.create_task(lived(clients[number % 3], Life(number), Random(number + 1)))
-            for number in range(NUM_RUNS)
+            asyncio.create_task(lived(clients[number % 3], life, Random(number + 1)))
+            for number, life in enumerate(lives())
         ]
         await until(lambda: sum(one.done() for one in living) >= NUM_RUNS // 3)
         clients[2]._link.close()  # without a word, as when its process is killed
@@ -111,8 +117,8 @@ async def read_slowly(client: ControlClient, weather: Random) -> None:
 
 
 async def test_each_run_hears_what_it_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seeds = byte_model(vocab_size=VOCAB_SIZE), range(NUM_RUNS)
-    expected = await lives_alone(device_executor(model, num_blocks=400), seeds)
+    model = byte_model(vocab_size=VOCAB_SIZE)
+    expected = await lives_alone(device_executor(model, num_blocks=400), lives())
     heard = Heard(monkeypatch)
     executor, config = device_executor(model, num_blocks=40), ControlConfig(steps_ahead="on")
     with closing(GrammarPool(byte_tokenizer(), VOCAB_SIZE)) as grammars:
