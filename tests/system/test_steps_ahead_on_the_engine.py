@@ -31,6 +31,6 @@ async def test_runs_that_are_suspended_stopped_or_cancelled_on_a_device_leave_ev
 
 
 async def test_runs_of_every_kind_of_turn_are_on_a_device_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seeds = byte_model(vocab_size=VOCAB_SIZE), range(40)
+    model, seeds = byte_model(vocab_size=VOCAB_SIZE), range(24)
     expected = await lives_alone(device_executor(model, num_blocks=400), [Life(seed) for seed in seeds])
     await check_lives(device_executor(model, num_blocks=26), seeds, expected, monkeypatch)
