@@ -13,7 +13,6 @@ from disturbed_rig import VOCAB_SIZE, answers, assert_equal_answers, check_distu
 from loopwright.control.config import ControlConfig
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.executor import DeviceExecutor
-from mixed_rig import Life, check_lives, lives_alone
 
 MAX_ROWS = 32
 
@@ -41,9 +40,3 @@ def test_runs_that_are_suspended_stopped_or_cancelled_leave_every_answer_as_it_i
 ) -> None:
     expected = asyncio.run(undisturbed(executor_with(4096)))
     asyncio.run(check_disturbed(executor_with(13), expected, monkeypatch))
-
-
-def test_runs_of_every_kind_of_turn_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = range(40)
-    expected = asyncio.run(lives_alone(executor_with(4096), [Life(seed) for seed in seeds]))
-    asyncio.run(check_lives(executor_with(26), seeds, expected, monkeypatch))
