@@ -23,6 +23,7 @@ from loopwright.core.calls import (
 )
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import InternalError
+from loopwright.core.going_on import Next
 from loopwright.core.ids import CallId, PageName, QueueName
 from loopwright.core.instrument import Meter
 from loopwright.core.results import Completion, Done
@@ -553,3 +554,59 @@ def test_what_comes_while_a_step_runs_is_in_what_is_told_of_it(what: str, *, is_
     for one in (run, other.run):
         one.session.close()
     rig.assert_all_free()
+
+
+@pytest.mark.parametrize(
+    "what", ["right", "grown", "open", "poisoned", "shared", "no place", "token", "position", "checked"]
+)
+def test_what_is_new_in_a_call_is_taken_only_where_it_may_go_on(what: str) -> None:
+    rig, run, context = begun()
+    context.sampling = None
+    one_by_one(rig, context, [7, 8])
+    session = run.session
+    assert session.kept is not None
+    call, one = session.kept.call, Next(9, 7, context.forward([9]).grow_from, has_grown=False)
+    if what == "grown":
+        one = one._replace(has_grown=True)
+    elif what == "open":
+        run.submit(context.forward([9]))
+    elif what == "poisoned":
+        call.queue.failure = InternalError("before").info()
+    elif what == "shared":
+        call.pages[-1].num_names += 1
+    elif what == "no place":
+        one_by_one(rig, context, [9])
+        one = one._replace(grow_from=None, position=8)
+    elif what == "token":
+        one = one._replace(token=VOCAB_SIZE)
+    elif what == "position":
+        one = one._replace(position=1000)
+    elif what == "checked":
+        session.kept.checked = None
+    assert session.go_on(CallId(77), one) == (what == "right")
+    assert (CallId(77) in session.open_calls) == (what == "right")
+
+
+async def test_who_does_not_take_what_it_is_sent_hears_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    wires = Wires(rig, monkeypatch)
+    run = WiredRun(wires.connect(), "a", (QUEUE,))
+    context = Context(run, QUEUE, 100)
+    context.sampling = None
+    async with asyncio.TaskGroup() as wires.server._tasks:
+        for token in (5, 6, 7, 8, 9):
+            wires.may_take = token != 8
+            wires.sent.clear()
+            call = run.submit(context.forward([token]))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            rig.drain()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert (run.final(call) is None) == (token == 8)
+            wires.may_take = True
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert run.final(call) is not None
+            context.has_run([token])
+            assert any(isinstance(one, messages.Lists) for one in wires.sent) == (token in (7, 9))
