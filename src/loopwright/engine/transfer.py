@@ -29,6 +29,12 @@ def placed(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def place_on(target: Tensor, numbers: NDArray[Any]) -> None:
+    """Has a tensor hold numbers of its own dtype and shape: one copy, which is under way when this returns."""
+    source = torch.from_numpy(np.ascontiguousarray(numbers))
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
+
+
 class HostCopies:
     """Tensors that are copied to the host together, small ones as one. Made by one thread, read by any."""
 

@@ -68,16 +68,27 @@ class RowTables:
             and not singles
             and (not decodes.sources or isinstance(decodes.sources, range))
         )
-        num_rows = len(decodes) + len(singles)
-        changes = self._next(decodes) if is_next else self._next_singles(decodes, singles)
+        changes = self._next(decodes) if is_next else None if decodes else self._next_singles(singles)
         if changes is None:
             changes = self._anew(decodes, singles, num_padded)
             self._singles = [] if decodes else [one.block_ids for one in singles]
         self._num_steps = decodes.num_steps if not singles else -1
         self._block_ids = decodes.block_ids
-        self._num_rows = num_rows
+        self._num_rows = num_rows = len(decodes) + len(singles)
         self.positions[:num_rows] += 1
         return changes
+
+    def go_on(self, singles: Sequence[ForwardRow]) -> Changes | None:
+        """As `place`, of nothing but `singles`: None, and nothing is taken, if more than their ids is not known."""
+        changes = self._next_singles(singles)
+        if changes is not None:
+            self.positions[: self._num_rows] += 1
+        return changes
+
+    @property
+    def singles(self) -> Sequence[Sequence[int]]:
+        """The blocks of the step's rows that ran last, if these were nothing but singles that may go on."""
+        return self._singles
 
     def ran(self) -> None:
         """The step was launched: the device is one place further."""
@@ -90,11 +101,11 @@ class RowTables:
         ids = None if is_known else np.array(decodes.token_ids, np.int32)
         return Changes(at=at, blocks=blocks, ids=ids)
 
-    def _next_singles(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> Changes | None:
+    def _next_singles(self, singles: Sequence[ForwardRow]) -> Changes | None:
         """If nothing but the ids is not known: rows that go on one by one, with the very lists of blocks that they had
         in the step before."""
         known = self._singles
-        if decodes or len(known) != len(singles) or any(map(_is_other, known, singles)):
+        if len(known) != len(singles) or any(map(_is_other, known, singles)):
             return None
         num_rows = len(singles)
         own = np.array([(one.token_ids[0], one.positions[0], one.kv_len) for one in singles], np.int32).T
