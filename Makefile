@@ -4,17 +4,22 @@
 # SUITE    what `make bench` measures:                 make bench SUITE=decode
 # MINUTES  how long `make soak` starts programs, and `make load` streams: make soak MINUTES=2 ARGS="--seed 7"
 # ARGS     more arguments for pytest or the benchmark: make test ARGS="tests/control -x"
+# JOBS     how many processes share the tests:         make test JOBS=0 ARGS="tests/cli --pdb"
 
 PYTHON ?= python3.11
 SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
+JOBS   ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) : 8 )))
 GPU_PYTHON ?= python3
 TRITON := triton==3.6.0
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+
+# Tests that share what a module sets up stay together, until a process has none left and takes some of another's.
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # Two stamps: the demo needs the runtime alone, the tests need the tools too. A stamp is older than pyproject.toml or
 # constraints.txt when one of them changed, so pip runs then and only then.
@@ -35,14 +40,14 @@ demo: $(RUNTIME) ## run an agent in its sandbox, beside a real model
 	@$(BIN)/loopwright demo
 
 test: $(DEV)     ## the whole test suite
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # A lesser machine, emulated: torch, oneDNN and numpy are told too.
 test-avx2: $(DEV) ## the whole test suite as on a processor without AVX-512
-	LOOPWRIGHT_PROCESSOR=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(ARGS)
+	LOOPWRIGHT_PROCESSOR=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(ARGS)
 
 test-torch: $(DEV) ## the whole test suite as on a machine without a C++ compiler: torch computes
-	CXX=no-compiler $(BIN)/pytest $(ARGS)
+	CXX=no-compiler $(PYTEST) $(ARGS)
 
 wheel: $(DEV)    ## dist/loopwright-….whl, with compiled kernels on Linux x86-64
 	@$(BIN)/python tests/packaging/make_wheel.py dist

@@ -17,12 +17,14 @@ from loopwright.compose.small_engine import open_small_engine
 from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
 from loopwright.control.scheduler import Scheduler
-from loopwright.core.calls import CreateQueue, Generate, Grammar, Sampling, Watch
+from loopwright.core.calls import CreateQueue, Generate, Sampling
 from loopwright.core.clock import SystemClock
 from loopwright.core.control import ControlStats
 from loopwright.core.executor import Executor
+from loopwright.core.grammars import Grammar
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.results import Progress, Segment
+from loopwright.core.watch_calls import Watch
 from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer
 from sampler_rig import SAMPLERS, STATES, initial, traced

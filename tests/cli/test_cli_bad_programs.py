@@ -50,6 +50,7 @@ def test_a_file_that_is_no_program_is_one_line(verb: str, case: str, tmp_path: P
         (["--count", "1", "--items", "{}"], "the argument 'items' is dict; main wants list[int]"),
         (["--count", "1", "--items", "[1"], """argument --items: '[1' is no list[int] (as JSON: '["a", "b"]')"""),
         (["--count", "1", "--other", "2"], "unrecognized arguments: --other 2"),
+        (["--coumt", "1", "--count", "1"], "unrecognized arguments: --coumt 1; did you mean --count?"),
         (["--coun", "1"], "the following arguments are required: --count"),
         (["1"], "the following arguments are required: --count"),
         (["--count", "1", "2"], "unrecognized arguments: 2"),

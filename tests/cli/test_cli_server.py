@@ -1,5 +1,6 @@
-"""serve, deploy, undeploy, ps, logs and cancel against a real server, and what they say when there is none."""
+"""serve and the verbs that ask a server (deploy, programs, ps …), and what they say when there is none."""
 
+import hashlib
 import json
 import signal
 import socket
@@ -35,9 +36,9 @@ def start(server: Server, program: str, **arguments: object) -> str:
         return response.headers["x-run-id"]
 
 
-def rows(server: Server, *flags: str) -> dict[str, list[str]]:
-    """The cells of `loopwright ps`, by run."""
-    done = server.command("ps", *flags)
+def rows(server: Server, *flags: str, verb: str = "ps") -> dict[str, list[str]]:
+    """The cells of `loopwright ps`, by run, or of `loopwright programs`, by name."""
+    done = server.command(verb, *flags)
     assert (done.status, done.err) == (0, "")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
     return {cells[0]: cells[1:] for cells in lines}
@@ -53,6 +54,54 @@ def test_a_deployed_program_is_a_route_and_a_model_name(server: Server, tmp_path
     assert answer.json()["result"] == "Hello, Ada"
     models = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert "program:say-hello" in [model["id"] for model in models]
+
+
+LISTED = """
+# /// program
+# permissions = { http = ["api.example.org"], channels = ["jobs", "room/*"] }
+# ///
+async def main(name: str, times: int = 2): return name * times
+"""
+
+
+def test_deployed_programs_are_listed_with_version_parameters_and_permissions(server: Server, tmp_path: Path):
+    assert server.command("deploy", write_program(tmp_path, LISTED, "listed.py")).status == 0
+    version = hashlib.sha256(LISTED.encode()).hexdigest()[:12]
+    permissions = "http: api.example.org; channels: jobs, room/*"
+    cells = [version, "anybody", "name: str, times: int = 2", permissions]
+    assert rows(server, verb="programs")["listed"] == cells
+    assert server.command("undeploy", "listed").status == 0
+    assert "listed" not in rows(server, verb="programs")
+
+
+def test_deploying_under_a_name_that_is_there_says_what_is_replaced(server: Server, tmp_path: Path):
+    first, second = (f"async def main(): return {number}\n" for number in (1, 2))
+    short = [hashlib.sha256(source.encode()).hexdigest()[:12] for source in (first, second)]
+    assert server.command("deploy", write_program(tmp_path, first, "one_name.py")).err == ""
+    again = server.command("deploy", tmp_path / "one_name.py")
+    assert (again.status, again.err) == (0, "loopwright: one-name was deployed before, with the same source\n")
+    changed = server.command("deploy", write_program(tmp_path, second, "one_name.py"))
+    replaced = f"loopwright: one-name was deployed before: {short[0]} is replaced by {short[1]}"
+    assert (changed.status, changed.err) == (0, f"{replaced}\n")
+    assert server.command("deploy", write_program(tmp_path, first, "one_name.py")).status == 0
+    other = server.command("deploy", write_program(tmp_path, second, "one-name.py"))
+    files = "that was one_name.py, and this is one-name.py (--name gives each a name of its own)"
+    assert (other.status, other.err) == (0, f"{replaced}; {files}\n")
+    assert rows(server, verb="programs")["one-name"][0] == short[1]
+
+
+def test_what_check_finds_is_said_when_a_program_is_deployed_and_one_that_cannot_run_is_refused(
+    server: Server, tmp_path: Path
+):
+    doubtful = write_program(tmp_path, "import time\nasync def main(): time.sleep(1)\n", "doubtful.py")
+    done = server.command("deploy", doubtful)
+    hint = "time.sleep holds up the whole program, its other tasks too (write await asyncio.sleep(…))"
+    assert (done.status, done.err) == (0, f"{doubtful}:2:19: sandbox: {hint}\n")
+    assert done.out.startswith("doubtful: POST ")
+    broken = write_program(tmp_path, "def ask(x): return await x\nasync def main(): ...\n", "broken.py")
+    line = server.command("deploy", broken).error_line()
+    assert line == "broken.py, line 1: 'await' outside async function (write async def)"
+    assert "broken" not in rows(server, verb="programs")
 
 
 def test_a_program_that_was_removed_is_no_route_and_no_model_name(server: Server, tmp_path: Path):
@@ -118,7 +167,10 @@ def test_a_name_that_cannot_be_one_is_one_line(server: Server, tmp_path: Path):
     assert "'A B' cannot name a program" in server.command("deploy", program, "--name", "A B").error_line()
 
 
-@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"], ["undeploy", "x"]])
+WORDS = [["ps"], ["programs"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"], ["undeploy", "x"]]
+
+
+@pytest.mark.parametrize("words", WORDS)
 def test_without_a_server_a_verb_says_how_to_start_one(words: list[str], tmp_path: Path):
     write_program(tmp_path, "async def main(): ...")
     with socket.socket() as unused:
@@ -133,7 +185,7 @@ def test_a_url_that_is_none_is_one_line(url: str):
     assert run_command("ps", "--url", url).error_line()
 
 
-@pytest.mark.parametrize("words", [["ps"], ["logs", "x"], ["cancel", "x"], ["deploy", "program.py"], ["undeploy", "x"]])
+@pytest.mark.parametrize("words", WORDS)
 def test_another_kind_of_server_is_one_line(words: list[str], tmp_path: Path):
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None: ...
@@ -218,5 +270,10 @@ def test_a_server_with_keys_gets_the_one_in_the_environment(tmp_path: Path, byte
         assert "has no key" in refused.err
         assert "(set LOOPWRIGHT_API_KEY to your key)" in refused.err
         assert run_command("ps", env={**environment, "LOOPWRIGHT_API_KEY": "another"}).status == 1
-        served = run_command("ps", env={**environment, "LOOPWRIGHT_API_KEY": "key-of-ann"})
+        own = {**environment, "LOOPWRIGHT_API_KEY": "key-of-ann"}
+        served = run_command("ps", env=own)
         assert (served.status, served.err) == (0, "")
+        program = write_program(tmp_path, "async def main(): ...", "of_ann.py")
+        assert run_command("programs", env=environment).status == 1
+        assert run_command("deploy", program, env=own).status == 0
+        assert " ann " in run_command("programs", env=own).out

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 
-from loopwright.core.calls import Grammar
 from loopwright.core.errors import LimitExceeded
-from loopwright.core.grammars import CompiledGrammar
+from loopwright.core.grammars import CompiledGrammar, Grammar
 
 from .fake_executor import VOCAB_SIZE
 

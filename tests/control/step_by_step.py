@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loopwright.core.calls import Generate, Grammar, Sampling, Watch
+from loopwright.core.calls import Generate, Sampling
+from loopwright.core.grammars import Grammar
 from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
+from loopwright.core.watch_calls import Watch
 
 from .fake_executor import VOCAB_SIZE, choose, entropy_of, sampled_hidden
 from .fake_grammars import Places

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from loopwright.core.calls import Acknowledge, Generate, Sampling, Veto, Watch
+from loopwright.core.calls import Generate, Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.results import Segment
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .rig import Rig, RigRun, generate
 from .step_by_step import COUNTER

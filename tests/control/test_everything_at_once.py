@@ -10,9 +10,10 @@ import pytest
 
 from loopwright.control.config import ControlConfig
 from loopwright.control.policies import PolicyName
-from loopwright.core.calls import ClearQueue, FreePages, Generate, KvWindow, SetPriority, Watch
+from loopwright.core.calls import ClearQueue, FreePages, Generate, KvWindow, SetPriority
 from loopwright.core.ids import CallId, PageName
 from loopwright.core.results import Segment
+from loopwright.core.watch_calls import Watch
 
 from .fake_executor import mix
 from .fake_grammars import FakeCompiler, Places

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from loopwright.control.config import ControlConfig
-from loopwright.core.calls import ClearQueue, Generate, Grammar, Sampling
+from loopwright.core.calls import ClearQueue, Generate, Sampling
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import Grammar
 from loopwright.core.results import Segment
 
 from .fake_executor import choose

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from loopwright.core.calls import DistributionRequest, ForwardText, Grammar, HeldText, Sampling
+from loopwright.core.calls import DistributionRequest, ForwardText, Sampling
+from loopwright.core.grammars import Grammar, HeldText
 from loopwright.core.ids import PageName
 
 from .fake_grammars import FakeCompiler, Places

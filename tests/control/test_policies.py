@@ -52,7 +52,7 @@ class Example:
         Example(KOnly(3, 5.0), (1.0, 2.0, 7.0), Group(2, 6.0)),
         Example(TOnly(1.0), (1.0, 1.5, 2.0, 2.1), Group(3, 2.0)),
     ],
-    ids=str,
+    ids=lambda one: f"{type(one.policy).__name__}: {one.ready_s}",
 )
 def test_the_next_group_is_how_many_of_the_first_and_when(one: Example) -> None:
     assert one.policy.next_group(one.ready_s) == one.group

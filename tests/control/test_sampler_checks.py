@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from loopwright.core.calls import QueueCall, Sampling, Watch
+from loopwright.core.calls import QueueCall, Sampling
 from loopwright.core.samplers import (
     MAX_SAMPLER_COST,
     MAX_SAMPLER_ENTRIES,
@@ -12,6 +12,7 @@ from loopwright.core.samplers import (
     TracedSampler,
     TracedState,
 )
+from loopwright.core.watch_calls import Watch
 
 from .fake_executor import VOCAB_SIZE
 from .rig import Rig, generate

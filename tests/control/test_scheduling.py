@@ -3,7 +3,15 @@
 import pytest
 
 from loopwright.control.config import ControlConfig
-from loopwright.core.calls import AllocatePages, ClearQueue, CreateQueue, ForwardText, FreePages, Sampling
+from loopwright.core.calls import (
+    AllocatePages,
+    ClearQueue,
+    CreateQueue,
+    ForwardText,
+    FreePages,
+    Sampling,
+    SetPriority,
+)
 from loopwright.core.control import ControlLimits
 from loopwright.core.ids import PageName, QueueName
 
@@ -91,6 +99,42 @@ def test_a_segment_that_finds_no_page_pauses_and_goes_on_with_the_same_result() 
     holder.session.close()
     rig.drain()
     assert list(run.segment(call).tokens) == expected(range(2, 8), 6)
+
+
+@pytest.mark.parametrize("tenant", ["", "another"])
+def test_a_call_that_a_silent_run_holds_up_fails_in_the_end_naming_it_and_what_waits_behind_goes_on(
+    tenant: str,
+) -> None:
+    rig = Rig(num_blocks=4, config=ControlConfig(max_held_s=10.0))
+    holder, big = rig.hold("holder", [1]), rig.open("big", tenant=tenant)
+    small = rig.open("small", tenant=tenant)
+    held_up = big.submit(generate(range(2, 15), sampling=SAMPLING, max_tokens=1))
+    behind = small.submit(generate(range(2, 8), sampling=SAMPLING, max_tokens=2))
+    assert rig.drain() == 0
+    rig.clock.advance(9.0)
+    assert small.now(SetPriority(queue=QUEUE, priority=0)).error is None  # that others do something changes nothing
+    assert rig.drain() == 0
+    assert rig.controller._suspension.patience_s(rig.clock.now_s()) == pytest.approx(1.0)
+    rig.clock.advance(1.0)
+    rig.drain()
+    error = big.error(held_up)
+    assert (error.type, error.retryable) == ("OutOfPages", True)
+    shown = "1 of other tenants" if tenant else "1 by run holder of holder, silent for 10 s"
+    assert error.message == (
+        "nothing could run for 10 s for want of KV pages: 3 of the pool's 4 are free; runs that make no call hold "
+        f"some that cannot be computed again: {shown}"
+    )
+    assert list(small.segment(behind).tokens) == expected(range(2, 8), 2)
+    assert rig.controller._suspension.patience_s(rig.clock.now_s()) is None
+    big.now(ClearQueue(queue=QUEUE))
+    again = big.submit(generate(range(2, 15), sampling=SAMPLING, max_tokens=1))
+    small.session.close()
+    assert rig.drain() == 0
+    rig.clock.advance(9.0)  # the first call's patience is not this one's
+    assert rig.drain() == 0
+    holder.session.close()
+    rig.drain()
+    assert list(big.segment(again).tokens) == expected(range(2, 15), 1)
 
 
 def test_when_every_call_waits_for_pages_that_cannot_be_dropped_one_of_the_run_that_holds_most_fails() -> None:

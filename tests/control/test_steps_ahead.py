@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from loopwright.control.config import ControlConfig
 from loopwright.control.grouping import goes_ahead
 from loopwright.core.batch import Batch, StepResult
-from loopwright.core.calls import DistributionRequest, Generate, Grammar, KvWindow, Sampling, Veto, Watch
+from loopwright.core.calls import DistributionRequest, Generate, KvWindow, Sampling
 from loopwright.core.errors import BadRequest, InternalError
 from loopwright.core.executor import EngineShape
+from loopwright.core.grammars import Grammar
 from loopwright.core.ids import CallId, PageName
 from loopwright.core.late_bits import LateBits
+from loopwright.core.watch_calls import Veto, Watch
 
 from .fake_grammars import FakeCompiler, Respelled
 from .reference import NaiveContext

@@ -6,7 +6,6 @@ import pytest
 
 from loopwright.core.call_table import CALL_KINDS, op_of
 from loopwright.core.calls import (
-    Acknowledge,
     AllocateEmbeds,
     AllocatePages,
     ClearQueue,
@@ -34,11 +33,11 @@ from loopwright.core.calls import (
     ShiftKv,
     Synchronize,
     UnexportPages,
-    Veto,
 )
 from loopwright.core.host_calls import ProgramCall
 from loopwright.core.ids import EmbedName, PageName, QueueName
 from loopwright.core.traits import NEEDS, TRAITS, Trait, supported
+from loopwright.core.watch_calls import Acknowledge, Veto
 
 from .rig import QUEUE, SERVED_TRAITS, Rig, generate
 

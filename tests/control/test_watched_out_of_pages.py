@@ -10,10 +10,11 @@ from loopwright.control import bases
 from loopwright.control.config import ControlConfig
 from loopwright.control.ordering import is_dropped
 from loopwright.control.policies import PolicyName
-from loopwright.core.calls import Acknowledge, ClearQueue, CreateQueue, Generate, Sampling, Veto, Watch
+from loopwright.core.calls import ClearQueue, CreateQueue, Generate, Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId, QueueName
 from loopwright.core.results import Progress
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .reference import NaiveContext
 from .rig import Rig, RigRun, generate

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loopwright.core.calls import Acknowledge, Sampling, Veto, Watch
+from loopwright.core.calls import Sampling
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId
 from loopwright.core.results import Segment
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .fake_grammars import FakeCompiler
 from .reference import NaiveContext

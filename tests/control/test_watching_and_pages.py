@@ -5,8 +5,9 @@ import pytest
 
 from loopwright.control.config import ControlConfig
 from loopwright.control.policies import PolicyName
-from loopwright.core.calls import Acknowledge, Sampling, Veto, Watch
+from loopwright.core.calls import Sampling
 from loopwright.core.ids import CallId
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .reference import NaiveContext
 from .rig import Rig, RigRun, generate

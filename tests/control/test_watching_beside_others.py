@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.control.config import ControlConfig
-from loopwright.core.calls import (
-    Acknowledge,
-    DebugQuery,
-    ForwardText,
-    KvWindow,
-    MaskPage,
-    Sampling,
-    Synchronize,
-    Veto,
-    Watch,
-)
+from loopwright.core.calls import DebugQuery, ForwardText, KvWindow, MaskPage, Sampling, Synchronize
 from loopwright.core.ids import PageName
 from loopwright.core.results import DebugInfo
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .fake_executor import mix
 from .fake_grammars import FakeCompiler

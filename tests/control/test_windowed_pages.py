@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from loopwright.control.config import ControlConfig
 from loopwright.core.calls import (
-    Acknowledge,
     ClearQueue,
     CopyPage,
     DebugQuery,
@@ -20,12 +19,11 @@ from loopwright.core.calls import (
     KvWindow,
     MaskPage,
     SharePages,
-    Veto,
-    Watch,
 )
 from loopwright.core.control import ControlLimits
 from loopwright.core.ids import CallId, PageName
 from loopwright.core.results import DebugInfo
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 from .fake_executor import choose, mix
 from .rig import QUEUE, Rig, RigRun, generate

@@ -3,8 +3,9 @@
 Used by the tests of watched segments.
 """
 
-from loopwright.core.calls import Acknowledge, Generate, Veto
+from loopwright.core.calls import Generate
 from loopwright.core.results import Progress
+from loopwright.core.watch_calls import Acknowledge, Veto
 
 from .fake_executor import mix
 from .fake_grammars import Places

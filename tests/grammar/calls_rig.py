@@ -10,8 +10,9 @@ from control.rig import Rig, generate, model_info
 from loopwright.control.config import ControlConfig
 from loopwright.control.controller import Controller
 from loopwright.core.batch import Batch, StepResult
-from loopwright.core.calls import Generate, Grammar, Sampling
+from loopwright.core.calls import Generate, Sampling
 from loopwright.core.clock import FakeClock
+from loopwright.core.grammars import Grammar
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.model_runner import ModelRunner
 from loopwright.engine.oracle import Generated, Oracle

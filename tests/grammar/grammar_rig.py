@@ -9,8 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from loopwright.core.calls import Grammar, GrammarKind
-from loopwright.core.grammars import CompiledGrammar, GrammarState
+from loopwright.core.grammars import CompiledGrammar, Grammar, GrammarKind, GrammarState
 from loopwright.grammar.compile import compile_grammar
 from loopwright.grammar.vocabulary import Vocabulary
 from loopwright.text.byte_tokenizer import byte_tokenizer

@@ -14,9 +14,8 @@ from typing import Any
 
 from grammar_rig import EOS, byte_vocabulary, ids_of
 
-from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
-from loopwright.core.grammars import CompiledGrammar
+from loopwright.core.grammars import CompiledGrammar, Grammar
 from loopwright.grammar.compile import compile_grammar
 
 SUITE = Path(__file__).parent / "json_schema_test_suite" / "draft2020-12"

@@ -2,18 +2,21 @@
 
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from calls_rig import ByteRig, call_under, naive
 from grammar_rig import assert_valid
 from schemas import ENFORCED, REFUSED
 
-from loopwright.core.calls import Generate, Grammar
 from loopwright.core.errors import ErrorInfo
+from loopwright.core.grammars import Grammar
 from loopwright.core.results import Segment
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.oracle import Oracle
+
+if TYPE_CHECKING:
+    from loopwright.core.calls import Generate
 
 NUM_SEEDS = 20
 NUM_AT_ONCE = 128

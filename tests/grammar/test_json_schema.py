@@ -11,8 +11,8 @@ from grammar_rig import assert_valid, compiled, is_accepted, walk
 from jsonschema import ValidationError
 from schemas import ENFORCED, REFUSED
 
-from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import Grammar
 from loopwright.grammar import json_schema, schema_values
 from loopwright.grammar.pool import GrammarPool
 from loopwright.text.byte_tokenizer import byte_tokenizer

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from grammar_rig import EOS, ids_of
 
-from loopwright.core.calls import Grammar
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import Grammar
 from loopwright.grammar.compile import compile_grammar
 from loopwright.grammar.pool import GrammarPool
 from loopwright.grammar.vocabulary import Vocabulary

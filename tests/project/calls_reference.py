@@ -11,8 +11,8 @@ from typing import Any, get_args
 import msgspec
 from repository import ROOT
 
-from loopwright.core import calls, results
-from loopwright.core.call_base import HostCall
+from loopwright.core import results
+from loopwright.core.call_base import Call, HostCall
 from loopwright.core.call_table import CALL_KINDS, CallKind, op_of
 from loopwright.core.errors import ErrorInfo
 from loopwright.core.model_info import ModelInfo
@@ -111,7 +111,7 @@ def _struct(struct: type, facts: str, title: str = "") -> str:
 def _fields(struct: type) -> Iterator[tuple[str, str, str, str]]:
     schema = msgspec.json.schema_components([struct], ref_template="{name}")[1][struct.__name__]
     notes = _comments(struct)
-    has_parent = issubclass(struct, calls.Call | HostCall | Result)
+    has_parent = issubclass(struct, Call | HostCall | Result)
     inherited = {"answer", "op", "result"} if has_parent else set()  # said once, in the introduction
     for name, kind in schema.get("properties", {}).items():
         if name not in inherited:
@@ -188,7 +188,7 @@ def _structs(*roots: type) -> Iterator[type]:
     """Every struct of the modules of `roots` that is no call."""
     for module in dict.fromkeys(map(inspect.getmodule, roots)):
         for one in vars(module).values():
-            if inspect.isclass(one) and issubclass(one, msgspec.Struct) and not issubclass(one, calls.Call | HostCall):
+            if inspect.isclass(one) and issubclass(one, msgspec.Struct) and not issubclass(one, Call | HostCall):
                 yield one
 
 

@@ -89,6 +89,20 @@ numbers (`context_length_exceeded`), and never cut unless `truncate_prompt_token
 chunk is an event of the same form, and the stream ends without `[DONE]`. `x-should-retry` says whether sending it
 again makes sense.
 
+- **400** `bad_request`, `context_length_exceeded`: the request cannot be honoured; `param` says which part.
+- **401** `invalid_api_key`, **403** `denied`: no key of this server; another tenant's program.
+- **404** `model_not_found`, `bad_request`: no such model, program, run or response.
+- **422** `program_error`, `limit`: the program that answers failed, made a call wrongly or one that it may not make, or
+  reached a limit of its own. The same request fails again. The message has the program's line, and `param` is empty:
+  nothing is wrong with the request.
+- **409** `cancelled`, **504** `deadline`: somebody ended the run; its time was over.
+- **429** `overloaded`, **503** `limit`, `internal`: no room, no KV page, a part of the server away. Again, after
+  `Retry-After`.
+- **500** `internal`, **502** `program_error`: a fault of ours; a tool of the server failed.
+
+An error of a run over `/v1/programs/NAME/runs` and `/v1/runs` has the same status; the body has the run's own code and
+error, with its traceback.
+
 ## Programs as models
 
 The program's parameter `messages` (of a completion `prompt`) gets the conversation; without one, its first text

@@ -21,6 +21,7 @@ def in_main(*lines: str, top: str = "from loopwright import Context, http, tenso
     return "\n".join([top, "async def main():", "    ctx = Context()", *(f"    {line}" for line in lines)]) + "\n"
 
 
+TYPES = "null, boolean, integer, number, string, array, object"
 WRONG = {
     "a call that does not exist": (["await ctx.generat()"], [(4, 15, "name", "Context has no 'generat'")]),
     "a function of a module": (["await http.gett('x')"], [(4, 16, "name", "http has no 'gett'")]),
@@ -220,6 +221,131 @@ WRONG = {
             (11, 5, "sandbox", "breakpoint: the sandbox has no debugger"),
         ],
     ),
+    "what the sandbox's Python has not": (
+        [
+            "import argparse, os, sys, time, threading",
+            "from pathlib import Path",
+            "argparse.ArgumentParser()",
+            "os.environ['HOME'], os.getenv('KEY'), sys.argv[1]",
+            "time.sleep(1)",
+            "threading.Thread(target=print).start()",
+            "with open('notes.txt') as file: ...",
+            "Path('a').read_text()",
+        ],
+        [
+            (6, 5, "sandbox", "argparse.ArgumentParser: a program has no command line"),
+            (7, 5, "sandbox", "os.environ['HOME']: the sandbox has no environment"),
+            (7, 25, "sandbox", "os.getenv: the sandbox has no environment"),
+            (7, 43, "sandbox", "sys.argv[1]: a program has no command line"),
+            (8, 5, "sandbox", "time.sleep holds up the whole program, its other tasks too"),
+            (9, 5, "sandbox", "threading.Thread: the sandbox has no threads"),
+            (10, 10, "sandbox", "open: the sandbox has none of this machine's files"),
+            (11, 5, "sandbox", "read_text: the sandbox has none of this machine's files"),
+        ],
+    ),
+    "what its event loop has not": (
+        [
+            "import asyncio, signal",
+            "loop = asyncio.get_running_loop()",
+            "await loop.run_in_executor(None, print)",
+            "loop.run_until_complete(ctx.flush())",
+            "asyncio.get_event_loop().add_signal_handler(signal.SIGINT, print)",
+        ],
+        [
+            (6, 11, "sandbox", "loop.run_in_executor: the sandbox has no threads"),
+            (7, 5, "sandbox", "loop.run_until_complete: main runs in a loop already"),
+            (8, 5, "sandbox", "asyncio.get_event_loop().add_signal_handler: the sandbox has no signals"),
+        ],
+    ),
+    "futures that nobody awaits": (
+        [
+            "import asyncio",
+            "asyncio.gather(ctx.generate(), ctx.flush())",
+            "texts = asyncio.gather(ctx.generate())",
+            "[one for one in texts], texts[0]",
+            "task = asyncio.create_task(ctx.generate())",
+            "ctx.user(task)",
+            "task.text",
+            "return task",
+        ],
+        [
+            (5, 5, "await", "asyncio.gather(…) is never awaited: main may end before it"),
+            (7, 21, "await", "asyncio.gather(…) is not awaited: it is no value yet"),
+            (7, 29, "await", "asyncio.gather(…) is not awaited: it is no value yet"),
+            (9, 14, "await", "asyncio.create_task(…) is not awaited: it is no value yet"),
+            (10, 5, "await", "asyncio.create_task(…) is not awaited: it has no 'text'"),
+            (11, 12, "await", "main returns asyncio.create_task(…), which is not awaited"),
+        ],
+    ),
+    "a result that nobody reads or awaits": (
+        ["turn = ctx.generate()"],
+        [(4, 12, "await", "Context.generate(…) is never awaited: it does nothing")],
+    ),
+    "a list of what nobody awaits": (
+        [
+            "turns = [ctx.generate() for _ in range(3)]",
+            "for turn in turns: print(turn.text)",
+            "[one.text for one in turns]",
+        ],
+        [
+            (5, 30, "await", "Context.generate(…) is not awaited: it has no 'text'"),
+            (6, 6, "await", "Context.generate(…) is not awaited: it has no 'text'"),
+        ],
+    ),
+    "an answer in the place of its text": (
+        [
+            "import json, re",
+            "turn = await ctx.generate()",
+            "ctx.user(f'It said {turn} {turn!s}')",
+            "ctx.user('{}'.format(turn) + str(turn))",
+            "json.loads(turn), re.search('a', turn), int(turn), len(turn)",
+            "', '.join([turn])",
+            "turn.text()",
+        ],
+        [
+            (6, 25, "text", "a Turn becomes a text with all of its fields here"),
+            (6, 32, "text", "a Turn becomes a text with all of its fields here"),
+            (7, 26, "text", "a Turn becomes a text with all of its fields here"),
+            (7, 38, "text", "a Turn becomes a text with all of its fields here"),
+            (8, 16, "text", "a Turn is no text"),
+            (8, 38, "text", "a Turn is no text"),
+            (8, 49, "text", "a Turn is not for 'int'"),
+            (8, 60, "text", "a Turn is not for 'len'"),
+            (9, 15, "text", "a Turn is no text"),
+            (10, 5, "text", "Turn.text is a str, and no function"),
+        ],
+    ),
+    "grammars and patterns that are none": (
+        [
+            "import re",
+            "from loopwright import regex, json_schema, lark, choice",
+            "regex('[a-z'), re.compile('(')",
+            "schema = {'type': 'objekt'}",
+            "json_schema(schema)",
+            "lark('start: missing')",
+            "choice([])",
+        ],
+        [
+            (6, 11, "grammar", "regular expression '[a-z', character 0: '[' is never closed"),
+            (6, 31, "grammar", "'(' is no regular expression: missing ), unterminated subpattern at position 0"),
+            (8, 17, "grammar", f'JSON schema at #/type: "objekt" is not a type; types are {TYPES}'),
+            (9, 10, "grammar", 'grammar: at 1(8): unknown name: "missing"'),
+            (10, 12, "grammar", "the choices must be a list of 1 to 4096 strings"),
+        ],
+    ),
+    "loops that nothing ends": (
+        [
+            "done, found = False, []",
+            "while not done:",
+            "    pass",
+            "while True:",
+            "    found.append(1)",
+        ],
+        [
+            (5, 5, "loop", "nothing in this loop can end it"),
+            (7, 5, "loop", "this loop has no break, no return and no await"),
+        ],
+    ),
     "a name that nothing binds": (
         ["turn = await ctx.generate()", "return tunr.text"],
         [(5, 12, "name", "'tunr' is bound nowhere")],
@@ -271,7 +397,84 @@ def test_a_sampler_is_no_async_function() -> None:
     assert found_in(in_main(lines[1], top=top)) == [(5, 32, "sampler", "a sampler is no async function, as s is")]
 
 
+def test_an_await_outside_of_an_async_function_is_found() -> None:
+    source = in_main("return ask(ctx)", top="def ask(ctx): return (await ctx.generate()).text")
+    assert found_in(source) == [(1, 23, "syntax", "'await' outside async function")]
+
+
+def test_parameters_that_no_argument_can_be_are_found() -> None:
+    source = """from datetime import date as day
+from pathlib import Path
+from loopwright import Context
+class Item: ...
+class Kind(str): ...
+async def main(
+    a: Item, b: day | None, c: list[Path], d: "Context", e: Context,
+    f: set[int] = [], g: list[str] = [], h: Kind = "", i: dict[str, int] = {}, *, j: bytes = "",
+): ...
+"""
+    kinds = [("a", "Item"), ("b", "date"), ("c", "Path"), ("e", "Context"), ("f", "set"), ("j", "bytes")]
+    messages = [f"{name}: main's arguments are JSON, which has no {kind}" for name, kind in kinds]
+    assert [(code, message) for _, _, code, message in found_in(source)] == [("parameter", one) for one in messages]
+
+
+def test_a_program_with_files_of_its_own_may_open_them() -> None:
+    top = "# /// program\n# limits = { max_file_bytes = 1000 }\n# ///\nfrom loopwright import Context"
+    assert found_in(in_main("open('notes.txt', 'w').close()", top=top)) == []
+
+
 RIGHT = {
+    "futures that are awaited in the end": [
+        "import asyncio",
+        "task = asyncio.create_task(ctx.generate())",
+        "asyncio.create_task(ctx.flush())",
+        "both = asyncio.gather(task, asyncio.sleep(1))",
+        "if task.done() or both.cancelled(): task.cancel()",
+        "done, waiting = await asyncio.wait({task, both})",
+        "if task in done and task: print(task, f'{task}')",
+        "turn, _ = await both",
+        "turns = [ctx.generate() for _ in range(2)]",
+        "[one.text for one in await asyncio.gather(*turns)]",
+        "later = [ctx.generate() for _ in range(2)]",
+        "[(await one).text for one in later]",
+        "_ = await ctx.flush()",
+    ],
+    "answers that a person is shown": [
+        "turn = await ctx.generate()",
+        "print(f'{turn} {turn.text}', str(turn), '{}'.format(turn))",
+        "text = f'{turn!r} {turn=} {turn.text} {len(turn.text)}'",
+        "if not turn.text: raise ValueError(f'{turn}')",
+        "turn.text.strip(), ', '.join([turn.text]), str(3), int(turn.text), text",
+    ],
+    "what is of a script, or has a default": [
+        "import os, sys, asyncio, time",
+        "os.getenv('KEY', ''), os.environ.get('KEY', 'x'), sys.argv[0], sys.argv[1:]",
+        "os.environ['MINE'] = 'x'",
+        "os.environ['MINE']",
+        "def plain(): time.sleep(0)",
+        "if __name__ == '__main__': asyncio.run(main())",
+    ],
+    "grammars and patterns": [
+        "import re",
+        "from loopwright import regex, json_schema, lark, choice",
+        "pattern = str(ctx)",
+        "schema = {}",
+        "schema['type'] = 'object'",
+        "regex(r'[a-z]+'), regex(pattern), json_schema(schema), choice(['a', 'b']), re.compile('a|b')",
+        "json_schema({'type': 'object', 'properties': {'é': {'type': 'integer'}}, 'required': ['é']})",
+        "lark('start: WORD\\nWORD: /[a-z]+/')",
+    ],
+    "loops that something ends": [
+        "it, n = iter([1, 2]), 0",
+        "while n < 3: n += 1",
+        "while True:",
+        "    await ctx.generate(max_tokens=1)",
+        "    if n: break",
+        "try:",
+        "    while True: next(it)",
+        "except StopIteration: ...",
+        "while not ctx.tokens: ...",
+    ],
     "names that are bound in odd places": [
         "match ctx:",
         "    case {'a': one, **rest}: print(one, rest)",

@@ -9,6 +9,7 @@ import pytest
 
 from loopwright.core.errors import NotFound, PermissionDenied, Unavailable
 from loopwright.core.ids import ONE_TENANT, TenantId
+from loopwright.core.runs import Version
 from loopwright.runtime.program import read_program
 from loopwright.runtime.program_store import ProgramStore
 
@@ -93,6 +94,37 @@ def test_a_program_that_cannot_be_removed_from_the_disk_stays(tmp_path: Path) ->
     with pytest.raises(Unavailable, match=r"cannot remove .*agent\.py: "):
         store.remove("agent")
     assert store.get("agent").source == FIRST.source
+
+
+def test_a_program_tells_its_file_and_what_it_replaced_and_a_store_that_opens_knows_the_file(tmp_path: Path) -> None:
+    store = ProgramStore(tmp_path)
+    source = '# /// program\n# permissions = { tools = ["search"] }\n# ///\nasync def main(): ...\n'
+    store.put("my-agent", read_program(source, "my_agent.py"), ANN)
+    info = store.info("my-agent")
+    assert (info.filename, info.permissions, info.replaced, info.tenant) == (
+        "my_agent.py", {"tools": ("search",)}, None, ANN
+    )  # fmt: skip
+    assert ProgramStore(tmp_path).info("my-agent") == info
+    store.put("my-agent", FIRST, ANN)
+    assert store.info("my-agent").replaced == Version(info.source_sha256, "my_agent.py")
+    store.remove("my-agent", ANN)
+    store.put("my-agent", FIRST, ANN)
+    assert store.info("my-agent").replaced is None
+
+
+@pytest.mark.parametrize(
+    ("filename", "source", "why"),
+    [
+        ("My Agent.py", FIRST.source, "'My Agent' cannot name a program"),
+        ("agent.py", "def main(): ...", "agent.py, line 1: main is not async"),
+    ],
+)
+def test_a_file_that_is_no_program_is_left_out_and_the_log_says_why(
+    filename: str, source: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / filename).write_text(source)
+    assert ProgramStore(tmp_path).infos() == ()
+    assert [one.told for one in caplog.records] == [{"file": str(tmp_path / filename), "why": why}]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

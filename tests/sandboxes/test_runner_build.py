@@ -72,6 +72,26 @@ def test_a_file_without_its_checksum_does_not_count(tmp_path: Path, built: list[
     assert not is_intact(files.compiled)
 
 
+def test_an_interrupt_of_a_build_stays_one_when_its_folder_cannot_be_removed(
+    tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_scratch: Path, output: Path) -> None:
+        (output.parent / "half").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    def refuse(*_words: object, **_options: object) -> None:
+        raise OSError(39, "Directory not empty")  # as where a child still writes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner_build, "_build", interrupt)
+        patched.setattr(os, "rmdir", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path)
+    assert [path for path in (tmp_path / "runner").iterdir() if path.is_dir()]
+    prepare(tmp_path)
+    assert [path for path in (tmp_path / "runner").iterdir() if path.is_dir()] == []
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,16 @@ from fake_runs import FakeRun, FakeRuns
 from live_server import Live, live_server
 
 from loopwright.core.errors import (
+    BadRequest,
     ContextTooLong,
     DeadlineExceeded,
     InternalError,
+    LoopwrightError,
     OutOfPages,
     Overloaded,
+    PermissionDenied,
     ProgramError,
+    Unauthenticated,
 )
 from loopwright.core.runs import Parameter, RunSpec
 
@@ -314,6 +318,45 @@ async def test_a_program_s_message_is_what_it_emitted_or_else_returned(texts: An
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.total_tokens == 0
+
+
+TRACEBACK = 'Traceback:\n  File "agent.py", line 9, in main\n  File "agent.py", line 4, in ask\n'
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadRequest("max_tokens: -1 is refused", hint="write 1", field="max_tokens", traceback=TRACEBACK),
+        PermissionDenied("the program may not reach x", hint="list it", traceback=TRACEBACK),
+        Unauthenticated("as if the key were wrong", hint="so a program may claim", traceback=TRACEBACK),
+    ],
+)
+async def test_what_a_program_did_wrongly_is_no_fault_of_the_request(error: LoopwrightError) -> None:
+    fake = FakeRuns(lambda run: (run.text("a"), run.fail(error)))
+    fake.add_program("agent", TEXT)
+    message = f"the program failed: {type(error).__name__}: {error.message} (agent.py, line 4); {error.hint}"
+    async with live_server(fake) as live:
+        with pytest.raises(openai.UnprocessableEntityError) as caught:
+            await live.openai.chat.completions.create(model="program:agent", messages=HI)
+        body = caught.value.body
+        assert body == {"message": message, "type": "program_error", "param": None, "code": "program_error"}
+        assert len(fake.started) == 1  # the client did not try again
+        with pytest.raises(openai.APIError) as told:
+            async for _ in await live.openai.chat.completions.create(model="program:agent", messages=HI, stream=True):
+                pass
+        assert told.value.body == body
+        with pytest.raises(openai.APIStatusError) as of_model:
+            await live.openai.chat.completions.create(model="tiny", messages=HI)
+    assert of_model.value.status_code in (400, 401, 403)  # a built-in program's mistakes are the request's
+
+
+async def test_a_conversation_that_is_too_long_for_a_program_s_model_is_the_request_s() -> None:
+    fake = FakeRuns(lambda run: run.fail(ContextTooLong("5000 tokens of 4096", field="tokens")))
+    fake.add_program("agent", TEXT)
+    async with live_server(fake) as live:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await live.openai.chat.completions.create(model="program:agent", messages=HI)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 async def test_fifty_streams_at_once_do_not_mix() -> None:

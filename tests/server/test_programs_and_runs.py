@@ -9,7 +9,16 @@ from eventually import eventually
 from fake_runs import FakeRun, FakeRuns
 from live_server import live_server
 
-from loopwright.core.errors import PermissionDenied, ProgramRejected
+from loopwright.core.errors import (
+    ContextTooLong,
+    LimitExceeded,
+    LoopwrightError,
+    NotFound,
+    OutOfPages,
+    PermissionDenied,
+    ProgramError,
+    ProgramRejected,
+)
 from loopwright.core.runs import RunSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -96,12 +105,25 @@ async def test_the_outcome_can_be_waited_for(body: dict[str, Any], accept: str) 
     assert answer.json() == {"run": "run-0", "code": "ok", "text": "ab", "result": {"answer": 42}}
 
 
-async def test_a_failed_outcome_has_the_error_and_its_status() -> None:
-    fake = FakeRuns(lambda run: run.fail(PermissionDenied("http to evil.example is not listed", hint="list it")))
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (PermissionDenied("http to evil.example is not listed", hint="list it"), 422),
+        (NotFound("there is no page 3", field="pages"), 422),
+        (ProgramError("ZeroDivisionError: division by zero"), 422),
+        (LimitExceeded("too many pages"), 422),
+        (ContextTooLong("5000 tokens; the model attends to 4096"), 400),
+        (OutOfPages("no page is left"), 503),
+    ],
+)
+async def test_a_failed_outcome_has_the_error_and_a_status_that_blames_the_program(
+    error: LoopwrightError, status: int
+) -> None:
+    fake = FakeRuns(lambda run: run.fail(error))
     async with live_server(fake) as live:
         answer = await live.http.post("/v1/runs", json={"source": "x", "stream": False})
-    assert answer.status_code == 403
-    assert (answer.json()["code"], answer.json()["error"]["type"]) == ("denied", "PermissionDenied")
+    assert answer.status_code == status
+    assert (answer.json()["code"], answer.json()["error"]["type"]) == (error.code, type(error).__name__)
 
 
 async def test_a_program_that_is_none_is_rejected_before_any_event() -> None:

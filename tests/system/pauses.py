@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for a run as a script
 
@@ -104,67 +104,93 @@ def _said(body: bytes) -> str:
     return str(error.get("message", ""))[:90]
 
 
-def bodies(num_bytes: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
+Body: TypeAlias = tuple[str, Callable[[], bytes]]
+"""The path, and what makes a body for it."""
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PROSE = "The river runs through the old town, and nobody counts its bridges. "
+MESSAGE = {"role": "user", "content": "x"}
+
+
+def bodies(num_bytes: int) -> dict[str, Body]:
     """By what is many or large in it: the path, and a body of about that size."""
-    prose = "The river runs through the old town, and nobody counts its bridges. "
+    return chat_bodies(num_bytes) | other_bodies(num_bytes)
 
-    def text(of: str = prose) -> str:
-        return (of * (num_bytes // len(of.encode()) + 1))[: num_bytes * len(of) // len(of.encode()) - 400]
 
-    def sent(**fields: Any) -> bytes:
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+def sent(**fields: Any) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
-    def chat(**fields: Any) -> bytes:
-        return sent(**{"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **fields})
 
-    def many(one: object) -> list[Any]:
-        return [one] * (num_bytes // (len(json.dumps(one, separators=(",", ":"))) + 1) - 20)
+def chat(**fields: Any) -> bytes:
+    return sent(**{"model": MODEL, "max_tokens": 1, "messages": [MESSAGE], **fields})
 
-    message = {"role": "user", "content": "x"}
+
+def text(num_bytes: int, of: str = PROSE) -> str:
+    return (of * (num_bytes // len(of.encode()) + 1))[: num_bytes * len(of) // len(of.encode()) - 400]
+
+
+def many(num_bytes: int, one: object) -> list[Any]:
+    return [one] * (num_bytes // (len(json.dumps(one, separators=(",", ":"))) + 1) - 20)
+
+
+def chat_bodies(size: int) -> dict[str, Body]:
+    def said(content: object) -> bytes:
+        return chat(messages=[{"role": "user", "content": content}])
+
     part = {"type": "text", "text": "x"}
     tool = {"type": "function", "function": {"name": "f"}}
-    chats, completions = "/v1/chat/completions", "/v1/completions"
+    made: dict[str, Callable[[], bytes]] = {
+        "one text": lambda: said(text(size)),
+        "one text of CJK": lambda: said(text(size, "水の流れ、")),
+        "spaces": lambda: said(text(size, " ")),
+        "one word": lambda: said(text(size, "a")),
+        "messages": lambda: chat(messages=many(size, MESSAGE)),
+        "parts": lambda: said(many(size, part)),
+        "[] in an audio part": lambda: said([{"type": "input_audio", "input_audio": many(size, [])}]),
+        "tools": lambda: chat(tools=many(size, tool)),
+        "a schema": lambda: chat(guided_json={"type": "object", "enum": many(size, {"a": 1})}),
+        "a call's arguments": lambda: chat(
+            messages=[MESSAGE, _calling(json.dumps({"a": many(size, [])}, separators=(",", ":"))), MESSAGE]
+        ),
+        "logit_bias": lambda: chat(logit_bias={str(one): 1 for one in range(size // 11)}),
+    }
+    return {f"chat, {name}": (CHATS, make) for name, make in made.items()}
+
+
+def other_bodies(size: int) -> dict[str, Body]:
+    def response(given: object) -> bytes:
+        return sent(model=MODEL, input=given, max_output_tokens=16)
+
+    def messages(given: list[Any]) -> bytes:
+        return sent(model=MODEL, max_tokens=1, messages=given)
+
+    def completion(prompt: object) -> bytes:
+        return sent(model=MODEL, prompt=prompt, max_tokens=1)
+
+    def run(given: object) -> bytes:
+        return sent(source=PROGRAM, arguments={"given": given}, stream=False)
+
     return {
-        "chat, one text": (chats, lambda: chat(messages=[{"role": "user", "content": text()}])),
-        "chat, one text of CJK": (chats, lambda: chat(messages=[{"role": "user", "content": text("水の流れ、")}])),
-        "chat, spaces": (chats, lambda: chat(messages=[{"role": "user", "content": text(" ")}])),
-        "chat, one word": (chats, lambda: chat(messages=[{"role": "user", "content": text("a")}])),
-        "chat, messages": (chats, lambda: chat(messages=many(message))),
-        "chat, parts": (chats, lambda: chat(messages=[{"role": "user", "content": many(part)}])),
-        "chat, [] in an audio part": (
-            chats,
-            lambda: chat(messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": many([])}]}]),
-        ),
-        "chat, tools": (chats, lambda: chat(tools=many(tool))),
-        "chat, a schema": (chats, lambda: chat(guided_json={"type": "object", "enum": many({"a": 1})})),
-        "chat, a call's arguments": (
-            chats,
-            lambda: chat(messages=[message, _calling(json.dumps({"a": many([])}, separators=(",", ":"))), message]),
-        ),
-        "chat, logit_bias": (chats, lambda: chat(logit_bias={str(one): 1 for one in range(num_bytes // 11)})),
-        "completion, one text": (completions, lambda: sent(model=MODEL, prompt=text(), max_tokens=1)),
-        "completion, ids": (completions, lambda: sent(model=MODEL, prompt=many(7), max_tokens=1)),
-        "completion, lists of ids": (completions, lambda: sent(model=MODEL, prompt=many([7]), max_tokens=1)),
-        "responses, one text": ("/v1/responses", lambda: sent(model=MODEL, input=text(), max_output_tokens=16)),
-        "responses, items": ("/v1/responses", lambda: sent(model=MODEL, input=many(message), max_output_tokens=16)),
-        "messages, one text": (
-            "/v1/messages",
-            lambda: sent(model=MODEL, max_tokens=1, messages=[{"role": "user", "content": text()}]),
-        ),
-        "messages, messages": ("/v1/messages", lambda: sent(model=MODEL, max_tokens=1, messages=many(message))),
-        "tokenize, one text": ("/tokenize", lambda: sent(prompt=text())),
-        "tokenize, one text, with strings": ("/tokenize", lambda: sent(prompt=text(), return_token_strs=True)),
-        "tokenize, messages": ("/tokenize", lambda: sent(messages=many(message))),
-        "detokenize": ("/detokenize", lambda: sent(tokens=many(777))),
+        "completion, one text": (COMPLETIONS, lambda: completion(text(size))),
+        "completion, ids": (COMPLETIONS, lambda: completion(many(size, 7))),
+        "completion, lists of ids": (COMPLETIONS, lambda: completion(many(size, [7]))),
+        "responses, one text": ("/v1/responses", lambda: response(text(size))),
+        "responses, items": ("/v1/responses", lambda: response(many(size, MESSAGE))),
+        "messages, one text": ("/v1/messages", lambda: messages([{"role": "user", "content": text(size)}])),
+        "messages, messages": ("/v1/messages", lambda: messages(many(size, MESSAGE))),
+        "tokenize, one text": ("/tokenize", lambda: sent(prompt=text(size))),
+        "tokenize, one text, with strings": ("/tokenize", lambda: sent(prompt=text(size), return_token_strs=True)),
+        "tokenize, messages": ("/tokenize", lambda: sent(messages=many(size, MESSAGE))),
+        "detokenize": ("/detokenize", lambda: sent(tokens=many(size, 777))),
         "render, one text": (
             "/v1/chat/completions/render",
-            lambda: chat(messages=[{"role": "user", "content": text()}]),
+            lambda: chat(messages=[{"role": "user", "content": text(size)}]),
         ),
-        "a program's source": ("/v1/programs", lambda: sent(name="large", source="x = 1\n" * (num_bytes // 8))),
-        "a run, a text": ("/v1/runs", lambda: sent(source=PROGRAM, arguments={"given": text()}, stream=False)),
-        "a run, []": ("/v1/runs", lambda: sent(source=PROGRAM, arguments={"given": many([])}, stream=False)),
-        "no JSON": (chats, lambda: b"[" * num_bytes),
-        "an unknown field": (chats, lambda: chat(unknown=many([]))),
+        "a program's source": ("/v1/programs", lambda: sent(name="large", source="x = 1\n" * (size // 8))),
+        "a run, a text": ("/v1/runs", lambda: run(text(size))),
+        "a run, []": ("/v1/runs", lambda: run(many(size, []))),
+        "no JSON": (CHATS, lambda: b"[" * size),
+        "an unknown field": (CHATS, lambda: chat(unknown=many(size, []))),
     }
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from loopwright.control.config import ControlConfig
 from loopwright.core.calls import Sampling
+from loopwright.core.events import Emit
 from system_rig import System, byte_oracle, byte_system, in_loop, until
 
 WAITING = """
@@ -101,5 +103,37 @@ def test_runs_that_wait_for_each_others_pages_equal_their_solo_runs() -> None:
             outcomes = await asyncio.gather(*(run.outcome() for run in runs))
             for number, outcome in enumerate(outcomes):
                 check(number, outcome.result)
+
+    in_loop(scenario)
+
+
+HOLDING = """
+from loopwright import Context, emit, export_context, receive
+async def main():
+    ctx = Context()
+    ctx.append("held by name")
+    await ctx.generate(max_tokens=20, ignore_eos=True)
+    await export_context(ctx, "kept")
+    emit({"kept": True})
+    await receive()
+"""
+
+
+def test_a_run_that_a_silent_one_keeps_from_its_pages_ends_with_an_error_that_names_it_and_others_go_on() -> None:
+    async def scenario() -> None:
+        async with byte_system(num_blocks=12, control=ControlConfig(max_held_s=0.2)) as system:
+            silent = await system.start(HOLDING)
+            events = system.launcher.events(silent.run_id)
+            while not isinstance(await anext(events), Emit):  # what it says once its pages are lent
+                pass
+            source = WAITING.replace("SECONDS", "0")
+            large = await system.start(source, prompt="x" * 170, num_tokens=8, is_patient=False)
+            final = (await large.outcome()).final
+            assert (final.code, final.error and final.error.type) == ("limit", "OutOfPages")
+            assert final.error is not None
+            assert f"2 by run {silent.run_id} of (uploaded), silent for" in final.error.message
+            check(1, (await (await start(system, 1, 0, is_patient=False)).outcome()).result)
+            await system.launcher.cancel(silent.run_id)
+            await silent.outcome()
 
     in_loop(scenario)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from loopwright.control.config import ControlConfig
-from loopwright.core.calls import Grammar, Sampling
+from loopwright.core.calls import Sampling
+from loopwright.core.grammars import Grammar
 from loopwright.core.model_info import WeightDtype
 from loopwright.core.results import TopLogprobs
 from loopwright.engine.byte_model import byte_model

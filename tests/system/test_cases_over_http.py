@@ -318,6 +318,32 @@ async def main(messages: list, tools: list = [], metadata: dict = {}, temperatur
 
 
 @pytest.mark.wasm
+def test_a_wrong_call_inside_a_program_is_an_error_of_the_program_with_its_line() -> None:
+    source = """from loopwright import Context
+
+async def main(text: str, max_tokens: int = 4):
+    ctx = Context()
+    ctx.user(text)
+    turn = await ctx.generate(max_tokens=max_tokens, temperature=-max_tokens)
+    return turn.text
+"""
+
+    async def scenario() -> None:
+        async with byte_system() as system, served(system) as client:
+            await client.http.post("/v1/programs", json={"name": "wrong", "source": source})
+            messages = [{"role": "user", "content": "Hi"}]
+            answer = await client.http.post(CHAT, json={"model": "program:wrong", "messages": messages})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (422, "program_error", None)
+            assert error["message"].startswith("the program failed: BadRequest: ")
+            assert "(program.py, line 6)" in error["message"]
+            own = await client.http.post("/v1/programs/wrong/runs", json={"arguments": {"text": 3}, "stream": False})
+            assert own.status_code == 400  # that is the request's
+
+    in_loop(scenario)
+
+
+@pytest.mark.wasm
 def test_a_program_as_a_model_of_completions_gets_the_prompt() -> None:
     async def scenario() -> None:
         async with byte_system() as system, served(system) as client:

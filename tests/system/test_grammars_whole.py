@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from loopwright.core.calls import Grammar, Sampling
+from loopwright.core.calls import Sampling
+from loopwright.core.grammars import Grammar
 from loopwright.grammar.pool import GrammarPool
 from system_rig import SmolLM2, WatchedExecutor, byte_system, in_loop, system_over
 

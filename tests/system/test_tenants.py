@@ -222,6 +222,9 @@ def test_a_program_is_there_for_all_tenants_and_replaced_and_removed_by_its_own_
                 answer = await ask("b", "/v1/programs/agent/runs", {"stream": False})
                 assert answer.json()["result"] == expected
                 assert (await ask("a", "/v1/programs", second)).status_code == 200
+            for tenant, shown in (("a", "a"), ("b", "another tenant")):
+                listed = (await ask(tenant, "/v1/programs", None, "GET")).json()["programs"]
+                assert [(one["name"], one["deployed_by"]) for one in listed] == [("agent", shown)]
             refused = await ask("b", "/v1/programs/agent", None, "DELETE")
             assert (refused.status_code, refused.json()["error"]["param"]) == (403, "name")
             assert (await ask("a", "/v1/programs/agent", None, "DELETE")).status_code == 200

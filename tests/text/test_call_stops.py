@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.core.calls import CallsInText, ToolFormat
+from loopwright.core.grammars import CallsInText, ToolFormat
 from loopwright.text.call_stops import ProseStops, stop_finder
 from loopwright.text.stop import StopMatcher
 from loopwright.text.stream import TextStream

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import zmq
 from child_process import python_process
 from eventually import eventually
 from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
+from raw_peer import RawPeer
 
 from loopwright.core.calls import AllocatePages, CreateQueue, Generate, LogprobKind, Sampling, Synchronize
 from loopwright.core.control import ControlLimits
@@ -32,9 +32,11 @@ from loopwright.core.results import (
 )
 from loopwright.core.told_tokens import Whose
 from loopwright.transport import control_messages as messages
+from loopwright.transport import link
 from loopwright.transport.addresses import socket_address, socket_folder
 from loopwright.transport.control_client import ControlClient
 from loopwright.transport.control_server import ControlServer
+from loopwright.transport.link import BINDER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -128,11 +130,9 @@ async def test_results_arrive_in_order_and_unchanged() -> None:
 
 
 async def test_many_calls_of_one_turn_travel_in_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = []
-    send_multipart = zmq.Socket.send_multipart
-    monkeypatch.setattr(
-        zmq.Socket, "send_multipart", lambda self, parts, *a: (frames.append(parts), send_multipart(self, parts, *a))
-    )
+    frames: list[list[bytes]] = []
+    encode = link._encode_frame
+    monkeypatch.setattr(link, "_encode_frame", lambda messages: (frames.append(messages), encode(messages))[1])
     async with connected(FakeControl()) as client:
         session = client.open(RUN, ControlLimits())
         frames.clear()
@@ -352,21 +352,20 @@ async def test_a_model_worker_reported_dead_ends_every_session() -> None:
 
 
 async def test_a_model_worker_that_never_comes_is_an_error_that_names_the_address() -> None:
-    with socket_folder() as folder, pytest.raises(Unavailable, match="no model worker answered at ipc://"):
+    with socket_folder() as folder, pytest.raises(Unavailable, match="no model worker answered at /"):
         await ControlClient.connect(socket_address(folder, "nobody"), name="runtime-0", timeout_s=0.01)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xff\xff", b"\x91\xc4\x02\xff\xff", b"\x93", b"\x91\xc4\x03\x91\xa1x"])
 async def test_a_malformed_frame_is_dropped_and_the_service_goes_on(frame: bytes) -> None:
     async with serving(FakeControl()) as (_, address):
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.connect(address)
-        socket.send(frame)
-        socket.send_multipart([frame, frame, frame])
+        peer = RawPeer(address)
+        peer.send_frame(frame)
+        peer.send_frame(frame)
         client = await ControlClient.connect(address, name="runtime-0")
         assert (await client.stats()).num_steps == 11
         client.close()
-        socket.close(linger=0)
+        peer.close()
 
 
 async def test_a_client_that_takes_nothing_holds_up_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,8 +376,8 @@ async def test_a_client_that_takes_nothing_holds_up_only_itself(monkeypatch: pyt
         brisk = await ControlClient.connect(address, name="brisk")
         session = slow.open(RUN, ControlLimits())
         await eventually(lambda: RUN in control.sessions)
-        pump, slow._link._pump = slow._link._pump, lambda: None  # its loop never gets to its socket
-        asyncio.get_running_loop().add_reader(slow._link._descriptors[0], lambda: None)
+        stream = slow._link._connections[BINDER]._transport
+        stream.pause_reading()  # its loop never gets to its socket
         large, num_large = Progress(tuple(range(10_000)), ()), 1000  # about 30 kB each: more than all buffers hold
         for number in range(num_large):
             control.sessions[RUN].complete(CallId(number), large)
@@ -389,9 +388,7 @@ async def test_a_client_that_takes_nothing_holds_up_only_itself(monkeypatch: pyt
         whose = Whose([control.sessions[RUN].name], [CallId(0)], ["raw"])
         assert not control.sessions[RUN].reader.take_tokens(whose, (1,), (0.0,), ()), "a token would overtake the rest"
 
-        slow._link._pump = pump
-        asyncio.get_running_loop().add_reader(slow._link._descriptors[0], pump)
-        pump()
+        stream.resume_reading()
         got: list[int] = []
         while len(got) < num_large:
             got += [completion.call_id for completion in await session.receive()]

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
 from child_process import python_process
 from eventually import eventually
+from raw_peer import RawPeer
 
 from loopwright.core.errors import NotFound, PermissionDenied, Unavailable
 from loopwright.core.exchange import Member
@@ -150,14 +150,13 @@ async def test_without_the_other_side_every_call_says_so() -> None:
 
 async def test_messages_that_are_none_are_dropped_and_nobody_else_notices() -> None:
     async with serving() as (_, address):
-        raw: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        raw.connect(address)
+        raw = RawPeer(address)
         encode = msgspec.msgpack.encode
         for message in (b"", b"\xff", encode(["no such", 1]), encode(["ask", 9, 9, b"{}"]), encode(["leave", 3])):
-            raw.send(encode([message]))
+            raw.send_frame(encode([message]))
         client = await ExchangeClient.connect(address)
         assert await ask(join(client), Broadcast(topic="t", value=1)) == {"num_subscribers": 0}
-        raw.close(linger=0)
+        raw.close()
         client.close()
 
 

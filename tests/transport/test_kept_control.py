@@ -112,7 +112,8 @@ async def test_one_that_dies_before_it_answers_is_not_the_last_that_is_looked_fo
     async with AsyncExitStack() as first, first_and_kept(first) as (address, kept):
         await first.aclose()
         heard: list[bytes] = []
-        mute = Link.bind(address, lambda _, message: heard.append(message), lambda _: None)
+        mute = Link(lambda _, message: heard.append(message), lambda _: None)
+        await mute.listen(address)
         await eventually(lambda: bool(heard))
         mute.close()
         async with model_worker(address, FakeControl()):

@@ -246,5 +246,5 @@ async def test_the_socket_folder_is_private_and_goes_away() -> None:
 
 
 async def test_an_address_that_cannot_be_bound_is_an_error_that_names_it() -> None:
-    with pytest.raises(Unavailable, match="cannot listen on ipc:///nowhere"):
-        await RunsServer(FakeRuns(), "ipc:///nowhere/at/all").serve()
+    with pytest.raises(Unavailable, match="cannot listen on /nowhere"):
+        await RunsServer(FakeRuns(), "/nowhere/at/all").serve()

@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from loopwright.core.calls import Acknowledge, CreateQueue, ForwardText, Generate, QueueCall, Sampling, Watch
+from loopwright.core.calls import CreateQueue, ForwardText, Generate, QueueCall, Sampling
 from loopwright.core.clock import Clock
 from loopwright.core.control import Control, ControlLimits, Session
 from loopwright.core.errors import InternalError, from_info
 from loopwright.core.ids import CallId, PageName, QueueName, RunId
 from loopwright.core.results import CallResult, Forwarded, Progress, Segment
 from loopwright.core.samplers import SamplerNode, TracedSampler, TracedState
+from loopwright.core.watch_calls import Acknowledge, Watch
 
 QUEUE = QueueName(0)
 FIRST_TOKEN = 1  # of a prompt, where it does not matter

@@ -63,6 +63,7 @@ VERBS: dict[str, Verb] = {
     ),
     "deploy": Verb("loopwright.cli.deploy", "put a program on a server", "loopwright deploy programs/react.py"),
     "undeploy": Verb("loopwright.cli.undeploy", "remove a program from a server", "loopwright undeploy react"),
+    "programs": Verb("loopwright.cli.programs", "list a server's deployed programs", "loopwright programs"),
     "ps": Verb("loopwright.cli.ps", "list a server's runs", "loopwright ps --all"),
     "logs": Verb("loopwright.cli.logs", "show a run's events", "loopwright logs 5f0c9a77d21b43e8"),
     "send": Verb("loopwright.cli.send", "say something to a run", 'loopwright send 5f0c9a77d21b43e8 "go on"'),

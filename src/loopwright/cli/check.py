@@ -1,19 +1,20 @@
 """`loopwright check`: says what is wrong with programs before they run. Never runs one."""
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
 
 import msgspec
 
+from loopwright.cli.findings import line_of
+from loopwright.cli.interrupts import run_work
 from loopwright.cli.program_flags import read_source
 from loopwright.cli.progress import Report, progress_bars
 from loopwright.compose.config import Config
 from loopwright.compose.config_sources import load_config
 from loopwright.runtime.offer_check import Offer
-from loopwright.runtime.program_check import Finding, check_program
+from loopwright.runtime.program_check import check_program
 from loopwright.runtime.sandboxes.runner_build import prepare_runner
 from loopwright.runtime.sandboxes.runner_modules import runner_modules
 from loopwright.weights.store import cache_folder
@@ -48,10 +49,4 @@ def offer_of(config: Config) -> Offer:
 
 def sandbox_modules(report: Report) -> frozenset[str]:
     """What can be imported in the sandbox; builds the runner if this machine has none."""
-    return asyncio.run(runner_modules(prepare_runner(cache_folder(), report)))
-
-
-def line_of(path: str, finding: Finding) -> str:
-    """FILE:LINE:COLUMN, where editors and terminals follow it, and what is wrong."""
-    hint = f" ({finding.hint})" if finding.hint else ""
-    return f"{path}:{finding.line}:{finding.column}: {finding.code}: {finding.message}{hint}"
+    return run_work(runner_modules(prepare_runner(cache_folder(), report)))

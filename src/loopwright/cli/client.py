@@ -1,10 +1,10 @@
-"""The command line's HTTP client for a running server. Never starts one. Used by deploy, undeploy, ps,
-logs and cancel."""
+"""The command line's HTTP client for a running server. Never starts one. Used by deploy, undeploy,
+programs, ps, logs, send and cancel."""
 
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -48,6 +48,11 @@ def run_path(run_id: str) -> str:
 def program_path(name: str) -> str:
     """The path of a program, whatever its name is made of."""
     return f"/v1/programs/{quote(name, safe='')}"
+
+
+def short(version: Mapping[str, Any]) -> str:
+    """What tells versions of a program apart, as people read it: the beginning of the source's hash."""
+    return str(version["source_sha256"][:12])
 
 
 def checked(response: httpx.Response) -> dict[str, Any]:

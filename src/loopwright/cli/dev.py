@@ -13,6 +13,7 @@ import msgspec
 
 from loopwright.cli.check import sandbox_modules
 from loopwright.cli.dev_view import DevView
+from loopwright.cli.interrupts import run_work
 from loopwright.cli.program_flags import parse_program_flags
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.run import add_program_arguments, config_here
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         modules = frozenset[str]() if native else sandbox_modules(report)
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open(arguments.trace, "wb")) if arguments.trace else None
-        asyncio.run(_develop(arguments, config, prepared, modules, lines))
+        run_work(_develop(arguments, config, prepared, modules, lines))
     raise AssertionError("it ends by an interrupt alone")
 
 

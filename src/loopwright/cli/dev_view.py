@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from loopwright.cli.check import line_of
+from loopwright.cli.findings import line_of
 from loopwright.core.events import Emit, Event, Finished, Log, Started, Text, Tokens
 from loopwright.runtime.program_check import Finding
 from loopwright.runtime.tracing import Completed, Issued, Observed, Sampled, Trace

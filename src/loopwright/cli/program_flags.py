@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loopwright.core.errors import BadRequest
+from loopwright.core.nearest import did_you_mean
 from loopwright.core.runs import Parameter
 from loopwright.runtime.program import Program
 
@@ -14,7 +15,12 @@ from loopwright.runtime.program import Program
 def parse_program_flags(program: Program, command: str, words: Sequence[str]) -> dict[str, Any]:
     """The arguments of `main`. Wrong or missing flags print a usage line and exit with status 2."""
     parser = program_parser(program, command)
-    given = vars(parser.parse_args(words))
+    read, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = [flag for parameter in program.parameters for flag in _flags(parameter.name)[:1]]
+        near = did_you_mean(unknown[0].partition("=")[0], flags)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{f'; {near}' if near else ''}")
+    given = vars(read)
     try:
         program.check_arguments(given)
     except BadRequest as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from loopwright.cli.interrupts import run_work
 from loopwright.cli.program_flags import parse_program_flags, program_parser, read_source
 from loopwright.cli.progress import progress_bars
 from loopwright.cli.setting_flags import CONFIG_HELP, model_flags
@@ -79,7 +80,7 @@ def config_here(model: str | None, *, is_native: bool, config_file: str | None) 
 
 def run_here(spec: RunSpec, config: Config, prepared: Prepared) -> int:
     """Runs a program in a system of its own and prints its events. Returns the exit status."""
-    return asyncio.run(_run(spec, config, prepared))
+    return run_work(_run(spec, config, prepared))
 
 
 class _Help(argparse.Action):

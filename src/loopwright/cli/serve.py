@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from loopwright.cli.interrupts import run_work
 from loopwright.cli.progress import Report, progress_bars
 from loopwright.cli.setting_flags import add_setting_flags, load_with_flags
 from loopwright.compose.api import check_api_workers, serve_http
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = bars.enter_context(progress_bars())
         prepared = prepare(config, report)
         try:
-            stopped_by = asyncio.run(_serve(config, prepared, report, bars.close))
+            stopped_by = run_work(_serve(config, prepared, report, bars.close))
         except asyncio.CancelledError:
             stopped_by = signal.SIGTERM
     if stopped_by == signal.SIGINT:

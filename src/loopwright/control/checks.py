@@ -18,7 +18,6 @@ from loopwright.core.calls import (
     Forward,
     ForwardText,
     Generate,
-    HeldText,
     NextDistribution,
     Sample,
     Sampling,
@@ -27,6 +26,7 @@ from loopwright.core.calls import (
 )
 from loopwright.core.errors import BadRequest, ContextTooLong
 from loopwright.core.executor import EngineShape
+from loopwright.core.grammars import HeldText
 
 
 def check_copy(call: CopyPage, shape: EngineShape) -> None:

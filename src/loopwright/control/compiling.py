@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
-from loopwright.core.calls import ForwardText, Generate, Grammar, QueueCall
+from loopwright.core.calls import ForwardText, Generate, QueueCall
 from loopwright.core.errors import InternalError, LoopwrightError, ModelLacksTrait, Unavailable
-from loopwright.core.grammars import CompiledGrammar, GrammarCompiler
+from loopwright.core.grammars import CompiledGrammar, Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -42,6 +42,10 @@ class ControlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_stuck_s: Annotated[
         Seconds, Meta(description="how long calls may all wait for pages that cannot be dropped before one fails")
     ] = 0.1
+    max_held_s: Annotated[
+        Seconds,
+        Meta(description="how long calls may wait for pages that silent runs hold and cannot give up before one fails"),
+    ] = 30.0
     policy: Annotated[PolicyName, Meta(description="when waiting calls become a batch; the others are to compare")] = (
         "adaptive"
     )

@@ -37,7 +37,7 @@ from loopwright.control.successors import Successors
 from loopwright.control.suspension import Suspension
 from loopwright.core.batch import Batch, StepResult
 from loopwright.core.bell import Bell
-from loopwright.core.calls import QueueCall, SetPriority, WatchCall
+from loopwright.core.calls import QueueCall, SetPriority
 from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
@@ -48,6 +48,7 @@ from loopwright.core.instrument import SILENT, Meter
 from loopwright.core.metrics import NOTHING_MEASURED, Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion
+from loopwright.core.watch_calls import WatchCall
 
 if TYPE_CHECKING:
     from loopwright.control.ordering import OpenCall
@@ -430,11 +431,12 @@ class Controller:
         now_s = self._clock.now_s()
         if self._suspension.make_room(now_s):
             return True
-        found = self._suspension.hopeless(now_s - self._moment.now_s)
+        found = self._suspension.hopeless(now_s, now_s - self._moment.now_s)
         if found is None:
             return False
         call, error = found
         self._moment.now_s = now_s  # its run gets time to free what it holds before the next one fails
+        logger.warning("a call of run %s fails: %s", call.run_id, error.message)
         self._calls.refuse(call, error.info())
         return True
 

@@ -11,9 +11,9 @@ import msgspec
 from loopwright.control.page_content import PageKey
 from loopwright.control.row_views import RowView
 from loopwright.core.batch import ForwardRow, RowResult, Sampled
-from loopwright.core.calls import DistributionRequest, ForwardText, HeldText, Sampling, Visibility
+from loopwright.core.calls import DistributionRequest, ForwardText, Sampling, Visibility
 from loopwright.core.errors import BadRequest
-from loopwright.core.grammars import CompiledGrammar
+from loopwright.core.grammars import CompiledGrammar, HeldText
 from loopwright.core.ids import BlockId, SlotId
 from loopwright.core.results import Distribution, Forwarded
 

@@ -21,8 +21,8 @@ def control_series(
     num_running = sum(call.is_running for call in calls)
     return meter.series(
         [
-            (metrics.CACHE_QUERIES, resources.num_queried, ()),
-            (metrics.CACHE_HITS, resources.num_found, ()),
+            (metrics.CACHE_QUERIES, resources.backing.num_queried, ()),
+            (metrics.CACHE_HITS, resources.backing.num_found, ()),
             (metrics.EVICTIONS, blocks.num_evicted, ("cache",)),
             (metrics.EVICTIONS, suspension.num_dropped_idle, ("idle",)),
             (metrics.EVICTIONS, suspension.num_dropped_suspended, ("suspended",)),

@@ -5,15 +5,15 @@ next row needs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from loopwright.control.audit import check_books
-from loopwright.control.bases import Base, Bases
+from loopwright.control.backing import Backing
+from loopwright.control.bases import Bases
 from loopwright.control.block_pool import BlockPool
 from loopwright.control.dropping import Dropping
 from loopwright.control.exports import Exports
 from loopwright.control.feeds import Feed
-from loopwright.control.growing import grow, grow_by, grow_forward, keep_before, names_to_grow
+from loopwright.control.growing import grow, grow_forward, keep_before
 from loopwright.control.holdings import Holdings
 from loopwright.control.joining import range_bits, writes_of
 from loopwright.control.moment import Moment
@@ -21,11 +21,10 @@ from loopwright.control.name_table import Kind, NameTable
 from loopwright.control.ordering import OpenCall, Page, is_dropped
 from loopwright.control.page_content import Root
 from loopwright.control.pool import Pool
-from loopwright.control.prefixes import Cached, Prefixes, note_texts
+from loopwright.control.prefixes import Prefixes, note_texts
 from loopwright.control.reads import check_kv
 from loopwright.control.segments import SegmentFeed
 from loopwright.control.sliding import slide
-from loopwright.core.batch import BlockCopy
 from loopwright.core.calls import (
     AllocateEmbeds,
     AllocatePages,
@@ -54,29 +53,19 @@ _PAGE = Kind("page", over_limit=OutOfPages, none_free=OutOfPages)
 _EMBED = Kind("embed", over_limit=LimitExceeded, none_free=Overloaded)
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateCopy:
-    """A page that others share and a call is about to write gets a block of its own, once `copy` has run."""
-
-    page: Page
-    copy: BlockCopy
-
-
 class ResourceManager:
     """Pages and embeds of all runs, over the engine's blocks and slots."""
 
     def __init__(self, shape: EngineShape, *, prefix_cache: bool = True, moment: Moment | None = None) -> None:
         self.shape = shape
         self.moment = moment or Moment()
-        self.num_queried = self.num_found = 0  # tokens looked for in the prefix cache, and those that it had
-        self._has_cache = prefix_cache
         self.blocks = BlockPool(BlockId(number) for number in range(shape.num_blocks))
         self.slots = Pool(SlotId(number) for number in range(shape.num_slots))
         self._holdings: dict[RunId, Holdings] = {}
         self._prefixes = Prefixes(self.blocks, shape.block_size, binds=prefix_cache)
         self.exports = Exports(self.blocks, self._prefixes)
         self._dropping = Dropping(self.blocks, shape.block_size)
-        self._copies: list[PrivateCopy] = []
+        self.backing = Backing(self.blocks, self._prefixes, shape.block_size, counts=prefix_cache)
 
     def open(self, run_id: RunId, limits: ControlLimits, tenant: str = "") -> Holdings:
         """Begins a run that holds nothing. Runs of one tenant share what they compute alike."""
@@ -175,24 +164,13 @@ class ResourceManager:
         """Gives the call every block that its remaining inputs need, all or none. False if the pool has too few now.
 
         Inputs that the prefix cache has need not run. Pages that others share and the call writes are its own now; if
-        that takes copies, which `take_copies` returns, they run before the call does.
+        that takes copies, which `backing.take_copies` returns, they run before the call does.
         A segment binds names as it needs pages: raises BadRequest if one is bound, OutOfPages beyond a limit."""
         if not self._restore(call):
             return False
         if call.restoring is not None:
             return True
-        if isinstance(call.work, Feed):
-            return self._secure_feed(call, call.work)
-        holdings = self._holdings[call.run_id]
-        table = holdings.pages
-        num_shared = self._num_shared(call.page_writes)
-        if not table.can_back(num_shared + table.num_unbacked(call.pages)):
-            return False
-        table.back(call.pages)
-        if isinstance(call.call, CopyPage | ShiftKv):
-            first = call.call.target_offset if isinstance(call.call, CopyPage) else call.call.start
-            self._make_writable(holdings, call.page_writes, first % self.shape.block_size, call.page_writes)
-        return True
+        return self.backing.secure(call, self._holdings[call.run_id])
 
     def grow(self, call: OpenCall, feed: Feed) -> bool:
         """As `secure` for a segment that goes on into one new page, as each does once in so many tokens. False, and
@@ -273,12 +251,7 @@ class ResourceManager:
 
     def can_join(self, call: OpenCall) -> bool:
         """Whether the call could run in a step with what it waits for: nothing has to run before that."""
-        return not self.has_dropped(call) and not self._num_shared(call.page_writes)
-
-    def take_copies(self) -> list[PrivateCopy]:
-        """What has to run before the call that was secured last."""
-        taken, self._copies = self._copies, []
-        return taken
+        return not self.has_dropped(call) and not self.backing.num_shared(call.page_writes)
 
     def advance(self, call: OpenCall) -> int:
         """How many calls issued earlier a feed may overtake, for what the prefix cache has of it."""
@@ -373,59 +346,6 @@ class ResourceManager:
         if not isinstance(call.work, Feed):
             return 0
         return max(0, -(-(call.work.kv_len + call.work.num_left) // self.shape.block_size) - len(call.pages))
-
-    def _secure_feed(self, call: OpenCall, feed: Feed) -> bool:
-        holdings, size = self._holdings[call.run_id], self.shape.block_size
-        table, root = holdings.pages, holdings.root
-        num_held = len(feed.block_ids)
-        num_needed = -(-(feed.kv_len + feed.num_left) // self.shape.block_size)
-        needed = call.pages[num_held:num_needed]
-        names = names_to_grow(call, num_needed)
-        if names:
-            table.check_bindable(names, "grow_from")
-        cached = Cached(root) if call.is_started else self._prefixes.find(call, feed, root)
-        num_cached, num_before = len(cached.blocks), feed.kv_len // size
-        first_written = max(num_held, num_before + num_cached)
-        old = [page for page in call.pages[first_written:num_needed] if page.id is not None]
-        num_fresh = len(names) + table.num_unbacked(needed) - num_cached
-        self.blocks.share(cached.blocks)
-        if not table.can_back(num_fresh + self._num_shared(old)):
-            for block in cached.blocks:
-                self.blocks.give(block)
-            return False
-        if self._has_cache and not call.is_started and feed.num_left > 1:
-            self.num_queried += feed.num_left
-            self.num_found += num_cached * size
-        if names:
-            needed += grow_by(call, table, names)
-        if num_cached:
-            pages = call.pages[num_before : num_before + num_cached]
-            table.back_with(pages, cached.blocks)
-            self._prefixes.bind(pages, cached, root)
-            feed.skip(num_cached * size)
-        table.back(needed)
-        offset = max(feed.kv_len - first_written * size, 0)
-        self._make_writable(holdings, call.pages[first_written:num_needed], offset, old)
-        if isinstance(call.base, Base) and not num_held:
-            feed.block_ids += call.base.block_ids(table)
-            needed = needed[len(call.base) :]
-        feed.block_ids += [page.id for page in needed if page.id is not None]
-        return True
-
-    def _num_shared(self, pages: Sequence[Page]) -> int:
-        return sum(page.id is not None and self.blocks.num_others(page.id) > 0 for page in pages)
-
-    def _make_writable(self, holdings: Holdings, pages: Sequence[Page], offset: int, old: Sequence[Page]) -> None:
-        """Makes the pages' blocks their own, for from `offset` of the first page on they are going to be written. Only
-        the `old` ones of them have a block that somebody else may know."""
-        self._prefixes.cut(pages, offset, holdings.root)
-        for page in old:
-            assert page.id is not None
-            if self.blocks.num_others(page.id) == 0:
-                self.blocks.disown(page.id)
-            else:
-                shared, own = holdings.pages.replace(page)
-                self._copies.append(PrivateCopy(page, BlockCopy(shared, own, 0, 0, self.shape.block_size)))
 
     def _mark_kv(self, pages: Sequence[Page], start: int, end: int) -> None:
         size = self.shape.block_size

@@ -422,7 +422,7 @@ class Scheduler:
             return False
         if not call.is_started:
             call.is_started, call.started_s = True, self._now_s
-        copies = self._resources.take_copies()
+        copies = self._resources.backing.take_copies()
         step.private += [(call, copy) for copy in copies]
         return not copies
 

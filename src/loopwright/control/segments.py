@@ -4,12 +4,13 @@ Made when a Generate is issued; from then on used as every feed is, by the sched
 """
 
 from collections import deque
-from collections.abc import Sequence
-from copy import copy
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import takewhile
+from typing import Literal, TypeAlias
 
 from loopwright.control.feeds import Feed
+from loopwright.control.stops import Stops
 from loopwright.core.batch import ENTROPY, ForwardRow, RowResult, Sampled
 from loopwright.core.calls import MAX_DRAFTS, Generate
 from loopwright.core.grammars import CompiledGrammar, GrammarState
@@ -17,10 +18,6 @@ from loopwright.core.ids import PageName
 from loopwright.core.late_bits import LateBits
 from loopwright.core.results import Progress, Segment, StopReason, TopLogprobs
 from loopwright.core.samplers import SamplerRun, SamplerState, StateValue, TracedSampler
-from loopwright.text.call_stops import StopFinder, stop_finder
-
-if TYPE_CHECKING:
-    from loopwright.text.stop import StopMatch
 
 Outlook: TypeAlias = Literal["over", "steady", "row", "paused", "unknown"]
 """Of a segment while a row of it runs: it is over by its length; its next row is one of a decode group, or one of its
@@ -48,8 +45,8 @@ class SegmentFeed(Feed):
     them ever ends the segment: one that would is left to be sampled, where nothing else is allowed but its like."""
 
     __slots__ = (
-        "_call", "_chain", "_ends", "_grammar", "_has_row_ahead", "_is_choice", "_late", "_match", "_matcher",
-        "_max_context", "_may_force", "_num_prompt", "_reason", "_state", "_token_bytes", "carried", "freed",
+        "_call", "_chain", "_grammar", "_has_row_ahead", "_is_choice", "_late", "_max_context", "_may_force",
+        "_num_prompt", "_reason", "_state", "_stops", "carried", "freed",
         "has_stops", "is_interrupted", "is_shown", "logprobs", "num_allowed", "stop_tokens", "tokens", "tops",
     )  # fmt: skip
 
@@ -74,10 +71,8 @@ class SegmentFeed(Feed):
         self._num_prompt = len(call.tokens)
         self.stop_tokens = frozenset(call.stop_tokens)
         self.has_stops, self.is_shown = bool(call.stop), call.progress
-        self._token_bytes, self._max_context = token_bytes, max_context
-        self._matcher = self._new_matcher()
-        self._match: StopMatch | None = None
-        self._ends: list[int] = []  # bytes up to the end of each token; only with a matcher
+        self._max_context = max_context
+        self._stops = Stops(call, token_bytes) if call.stop else None
         self._reason: StopReason = "interrupted"
         self._grammar: CompiledGrammar | None = None
         self._state: GrammarState | None = None
@@ -88,9 +83,6 @@ class SegmentFeed(Feed):
         if call.sampler is not None:
             self._sampler = SamplerRun(_interned(call.sampler), call.sampler_state)
             self.carried = deque((_BEGINNING,), maxlen=None if call.watch else 1)
-
-    def _new_matcher(self) -> StopFinder | None:
-        return stop_finder(self._call.stop, self._call.calls) if self._call.stop else None
 
     @property
     def num_prompt(self) -> int:
@@ -269,16 +261,16 @@ class SegmentFeed(Feed):
 
     def segment(self, num_pages: int) -> Segment:
         """What the segment completes with, ended by the last token or, if by none, interrupted."""
-        if self._match is None and self._matcher is not None and (match := self._matcher.finish()) is not None:
-            self._match, self._reason = match, "stop"  # in what might have become a call
+        if self._stops is not None and self._stops.finish():
+            self._reason = "stop"
         num_kept, remainder = len(self.tokens), ""
         num_gone = self._call.kv_len - self.start_kv_len  # places that have left its window
         stop: str | int | None = None
         if self._reason == "stop_token":
             num_kept, stop = num_kept - 1, self.tokens[-1]
-        elif self._match is not None:
-            stop = self._match.stop
-            num_kept, remainder = self._cut(self._match.start)
+        elif self._stops is not None and self._stops.match is not None:
+            stop = self._stops.match.stop
+            num_kept, remainder = self._stops.cut(self.tokens)
         return Segment(
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
@@ -353,13 +345,10 @@ class SegmentFeed(Feed):
     def _forced_chain(self, position: int) -> list[int]:
         """Up to a token that would end the segment; not taken."""
         assert self._state is not None
-        forced: list[int] = []
-        stops = copy(self._matcher)  # shares the automaton
-        for token in self._state.forced()[: self._num_forcible(position)]:
-            if token in self.stop_tokens or (stops is not None and stops.push(self._token_bytes[token])):
-                break
-            forced.append(token)
-        return forced
+        forced: Iterable[int] = self._state.forced()[: self._num_forcible(position)]
+        if self._stops is not None:
+            forced = self._stops.before_one(forced)
+        return list(takewhile(lambda token: token not in self.stop_tokens, forced))
 
     def _next_forced(self, position: int) -> int | None:
         """The first token that is forced, not taken: a sampler carries state, so it is asked about every token, and a
@@ -407,22 +396,11 @@ class SegmentFeed(Feed):
     def _end_reason(self, token: int, position: int) -> StopReason | None:
         if token in self.stop_tokens:
             return "stop_token"
-        if self._matcher is not None:
-            piece = self._token_bytes[token]
-            self._ends.append(len(piece) + (self._ends[-1] if self._ends else 0))
-            if (match := self._matcher.push(piece)) is not None:
-                self._match = match
-                return "stop"
+        if self._stops is not None and self._stops.push(token):
+            return "stop"
         if len(self.tokens) == self._call.max_tokens or position + 1 >= self._max_context:
             return "length"
         return None
-
-    def _cut(self, start: int) -> tuple[int, str]:
-        """How many tokens end at or before byte `start`, and the text from there up to `start`."""
-        num_kept = sum(end <= start for end in self._ends)
-        kept_end = self._ends[num_kept - 1] if num_kept else 0
-        dropped = self._token_bytes[self.tokens[num_kept]]
-        return num_kept, dropped[: start - kept_end].decode("utf-8", errors="ignore")
 
 
 @lru_cache(maxsize=256)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple
 
+from loopwright.control.backing import PrivateCopy
 from loopwright.control.decoding import NO_DECODE_STEP, DecodeGroup, DecodeStep
 from loopwright.control.feeds import Feed
 from loopwright.control.ordering import OpenCall
-from loopwright.control.resource_manager import PrivateCopy
 from loopwright.control.segments import SegmentFeed
 from loopwright.core.batch import Batch, BlockCopy, EmbedRow, ForwardRow, HeadRow, KvShift, RowResult, StepResult
 from loopwright.core.calls import CopyPage, ShiftKv

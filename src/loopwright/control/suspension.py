@@ -2,7 +2,8 @@
 
 Called by the controller around each step. A run that has had nothing to do for a while gives up its pages at once. Runs
 that wait for pages themselves are suspended only when nothing can run: first the one that has had the most service, so
-that the one that has had the least goes on. Nobody fails for what others hold, as long as something can be dropped.
+that the one that has had the least goes on. Nobody fails for what others hold, as long as something can be dropped, or
+somebody is at work who may free something.
 """
 
 import math
@@ -19,6 +20,8 @@ from loopwright.control.step import Step
 from loopwright.control.successors import Successors
 from loopwright.core.errors import OutOfPages
 from loopwright.core.ids import RunId
+
+MAX_SHOWN = 4  # of the runs that hold what a call waits for, in its error
 
 
 class Suspension:
@@ -39,6 +42,7 @@ class Suspension:
         self._counted: Counter[RunId] = Counter()  # without the steps that have not been counted yet
         self._run_ids: Sequence[RunId] = ()  # of whom those were, one token for each entry
         self._num_steps = 0
+        self._stalled_from_s: float | None = None  # since when calls wait for pages, and no step has been over
         self.num_suspended = (
             0  # so far; and the blocks that were taken from runs without calls, and from suspended ones
         )
@@ -46,6 +50,7 @@ class Suspension:
 
     def count(self, step: Step) -> None:
         """Takes note of a step that is over."""
+        self._stalled_from_s = None
         run_ids = step.decoded.run_ids
         if run_ids is not self._run_ids:
             self._count_steps()
@@ -108,25 +113,66 @@ class Suspension:
     def patience_s(self, now_s: float) -> float | None:
         """After how long something should be done for calls that wait, if nothing happens before."""
         due_in_s = max(self._scheduler.due_s() - now_s, 0.0)
-        if self._scheduler.waiting() and self._is_somebody_about(now_s):
+        if not self._scheduler.waiting():
+            return due_in_s if math.isfinite(due_in_s) else None
+        if self._stalled_from_s is not None:
+            due_in_s = min(due_in_s, max(self._stalled_from_s + self._config.max_held_s - now_s, 0.0))
+        if self._is_somebody_about(now_s):
             return min(due_in_s, self._config.max_idle_s)
         if self._is_stuck():
             return min(due_in_s, self._config.max_stuck_s)
         return due_in_s if math.isfinite(due_in_s) else None
 
-    def hopeless(self, waited_s: float) -> tuple[OpenCall, OutOfPages] | None:
-        """The waiting call whose run holds the most blocks, with its error, once everybody has been stuck for long.
+    def hopeless(self, now_s: float, waited_s: float) -> tuple[OpenCall, OutOfPages] | None:
+        """A waiting call, with its error, once everybody has been stuck for long, or nothing has run for very long.
 
-        It comes to that only when what everybody holds cannot be computed again from tokens and positions."""
-        if waited_s < self._config.max_stuck_s or not self._is_stuck():
+        It comes to that only when what others hold cannot be computed again from tokens and positions. `waited_s` is
+        how long nobody has done anything."""
+        waiting = self._scheduler.waiting()
+        if not waiting:
+            self._stalled_from_s = None
             return None
-        blocks, num_held = self._resources.blocks, self._resources.num_held_blocks()
-        victim = max(self._scheduler.waiting(), key=lambda call: (num_held.get(call.run_id, 0), call.rank))
+        if self._stalled_from_s is None:
+            self._stalled_from_s = now_s
+        if waited_s >= self._config.max_stuck_s and self._is_stuck():
+            return self._of_those_stuck(waiting)
+        stalled_s = now_s - self._stalled_from_s
+        if stalled_s < self._config.max_held_s or self._compiling.num_waiting:
+            return None
+        self._stalled_from_s += self._config.max_stuck_s  # the next one fails so much later, if nothing runs till then
+        return self._held_up(waiting, now_s, stalled_s)
+
+    def _of_those_stuck(self, waiting: Sequence[OpenCall]) -> tuple[OpenCall, OutOfPages]:
+        """The call whose run holds the most blocks."""
+        num_held = self._resources.num_held_blocks()
+        victim = max(waiting, key=lambda call: (num_held.get(call.run_id, 0), call.rank))
         return victim, OutOfPages(
-            f"every call waits for KV pages: {blocks.num_free} of the pool's {blocks.num_total} are free, and this run "
-            f"holds the most, {num_held.get(victim.run_id, 0)}",
+            f"every call waits for KV pages: {self._num_free()}, and this run holds the most, "
+            f"{num_held.get(victim.run_id, 0)}",
             hint="free pages and try again",
         )
+
+    def _held_up(self, waiting: Sequence[OpenCall], now_s: float, stalled_s: float) -> tuple[OpenCall, OutOfPages]:
+        """The call that the others wait behind."""
+        victim = min(waiting, key=lambda call: call.rank)
+        tenant = self._sessions[victim.run_id].tenant
+        holders = [self._sessions[run_id] for run_id in self._resources.num_held_blocks() if run_id != victim.run_id]
+        silent = [one for one in holders if _is_idle(one)]
+        shown = [self._shown(one, now_s) for one in silent if one.tenant == tenant]
+        if num_others := len(silent) - len(shown):
+            shown.append(f"{num_others} of other tenants")
+        return victim, OutOfPages(
+            f"nothing could run for {stalled_s:.3g} s for want of KV pages: {self._num_free()}; runs that make no call "
+            f"hold some that cannot be computed again: {', '.join(shown[:MAX_SHOWN])}",
+            hint="try again when they have freed theirs or are cancelled (loopwright ps, loopwright cancel)",
+        )
+
+    def _num_free(self) -> str:
+        return f"{self._resources.blocks.num_free} of the pool's {self._resources.blocks.num_total} are free"
+
+    def _shown(self, holder: InlineSession, now_s: float) -> str:
+        num_held = self._resources.num_held_blocks()[holder.run_id]
+        return f"{num_held} by run {holder.run_id} of {holder.program}, silent for {now_s - holder.idle_since_s:.3g} s"
 
     @property
     def _served(self) -> Counter[RunId]:

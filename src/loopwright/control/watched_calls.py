@@ -12,11 +12,11 @@ from loopwright.control.session import InlineSession
 from loopwright.control.watching import WatchedFeed
 from loopwright.core.batch import RowResult
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import Acknowledge, WatchCall
 from loopwright.core.errors import BadRequest, ErrorInfo
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import Completion, Done, Segment
+from loopwright.core.watch_calls import Acknowledge, WatchCall
 
 
 class WatchedCalls:

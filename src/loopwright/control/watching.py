@@ -11,9 +11,10 @@ import msgspec
 
 from loopwright.control.segments import Outlook, SegmentFeed
 from loopwright.core.batch import RowResult
-from loopwright.core.calls import Acknowledge, Generate, Veto, Watch
+from loopwright.core.calls import Generate
 from loopwright.core.errors import BadRequest, ErrorInfo, LoopwrightError
 from loopwright.core.results import Progress
+from loopwright.core.watch_calls import Acknowledge, Veto, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,13 @@ class WatchedFeed(SegmentFeed):
         "_num_acknowledged",
         "_num_vetoes",
         "_rollback",
+        "_vocab_size",
         "_window",
     )
 
     def __init__(self, call: Generate, watch: Watch, token_bytes: Sequence[bytes], max_context: int) -> None:
         super().__init__(call, token_bytes, max_context)
-        self._window = watch.window
+        self._window, self._vocab_size = watch.window, len(token_bytes)
         self._num_acknowledged = self._num_vetoes = 0
         self._rollback: _Rollback | None = None
         self._is_ended = False  # by a reason of its own
@@ -171,7 +173,6 @@ class WatchedFeed(SegmentFeed):
         self._rollback = None
         if self.tokens or self._num_vetoes:  # else not even the prompt may be through
             self._keep_first(self._num_acknowledged)
-            self._restore_stops()
 
     def progress(self) -> Progress | None:
         return self._progress(len(self.sampled)) if self.sampled else None
@@ -213,7 +214,7 @@ class WatchedFeed(SegmentFeed):
             self._banned.setdefault(index, set()).add(self.tokens[index])
         self._keep_first(index)
         try:
-            self._restore()
+            self._restore_grammar()
             last = (self.tokens or self._call.tokens)[-1]
             self._kv_len = self.start_kv_len + self._num_prompt + index - 1  # without the last, which runs again
             self._continue((last,), (self._call.positions[-1] + index,))
@@ -226,27 +227,20 @@ class WatchedFeed(SegmentFeed):
         for _ in range(len(self.tokens) - num_tokens if self.carried else 0):
             self.carried.pop()
         del self.tokens[num_tokens:], self.logprobs[num_tokens:], self.tops[num_tokens:]
-        del self._ends[num_tokens:]
+        if self._stops is not None:
+            self._stops.go_back(self.tokens)
         self._kv_len = self.start_kv_len + self._num_prompt + max(num_tokens - 1, 0)
         self._num_run = self.num_inputs
         self.is_steady = False
-        self._is_ended, self._error, self._match, self._reason = False, None, None, "interrupted"
+        self._is_ended, self._error, self._reason = False, None, "interrupted"
         self.sampled = ()
 
-    def _restore(self) -> None:
-        """Brings stop strings and grammar to where the tokens are."""
-        self._restore_stops()
+    def _restore_grammar(self) -> None:
+        """Brings it to where the tokens are."""
         if self._grammar is not None:
             self._state, self._chain = self._grammar.start(), None
             for token in self.tokens:
                 self._state.accept(token)
-
-    def _restore_stops(self) -> None:
-        if self._matcher is not None:
-            self._matcher = self._new_matcher()
-            assert self._matcher is not None
-            for token in self.tokens:
-                self._matcher.push(self._token_bytes[token])
 
     def _continue(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         banned = self._banned.get(len(self.tokens), set())
@@ -278,7 +272,7 @@ class WatchedFeed(SegmentFeed):
 
     def _ban(self, banned: set[int]) -> None:
         """Leaves out tokens of the place after the last input."""
-        num_tokens, allowed = len(self._token_bytes), self._call.sampling.allowed
+        num_tokens, allowed = self._vocab_size, self._call.sampling.allowed
         bits = (1 << num_tokens) - 1
         if self._allowed_bits is not None:
             bits = int.from_bytes(self._allowed_bits, "little")

@@ -16,8 +16,9 @@ from loopwright.core import (
     outside_calls,
     results,
     store_calls,
+    watch_calls,
 )
-from loopwright.core.call_base import HostCall
+from loopwright.core.call_base import Call, HostCall
 from loopwright.core.errors import ModelLacksTrait
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.traits import Trait
@@ -68,8 +69,8 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
     calls.Sample: CallKind("inference", results.Forwarded, ("output_text",)),
     calls.ForwardText: CallKind("inference", results.Forwarded, ("input_text", "output_text")),
     calls.Generate: CallKind("inference", results.Segment, ("input_text", "output_text")),
-    calls.Acknowledge: CallKind("control", results.Done, ("input_text", "output_text")),
-    calls.Veto: CallKind("control", results.Done, ("input_text", "output_text")),
+    watch_calls.Acknowledge: CallKind("control", results.Done, ("input_text", "output_text")),
+    watch_calls.Veto: CallKind("control", results.Done, ("input_text", "output_text")),
     host_calls.Segment: CallKind("inference", "Segment and {text}", ("tokenize", "output_text")),
     host_calls.Tokenize: CallKind("runtime", "{tokens}", ("tokenize",)),
     host_calls.Detokenize: CallKind("runtime", "{text}, and {pieces} if asked", ("tokenize",)),
@@ -107,7 +108,7 @@ CALL_KINDS: Final[Mapping[type, CallKind]] = {
 """Every call that a program may send, in the order of the reference."""
 
 
-def require_traits(call: calls.Call | HostCall, model: ModelInfo) -> None:
+def require_traits(call: Call | HostCall, model: ModelInfo) -> None:
     """Raises ModelLacksTrait if the model lacks a trait that the call wants."""
     for trait in CALL_KINDS[type(call)].traits:
         if trait not in model.traits:

@@ -12,14 +12,16 @@ KV geometry: token number i of a page list lies in page `pages[i // page_size]`,
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from loopwright.core.ids import EmbedName, PageName, QueueName
+from loopwright.core.call_base import Call
+from loopwright.core.grammars import CallsInText, Grammar, HeldText
+from loopwright.core.ids import EmbedName, PageName, QueueName, TokenId
 from loopwright.core.samplers import StateValue, TracedSampler
+from loopwright.core.watch_calls import Watch, WatchCall
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
 
 Visibility: TypeAlias = tuple[NonNegative, ...]
@@ -80,12 +82,6 @@ class DistributionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     entropy: bool = False
     logits: bool = False  # the model's own, of the whole vocabulary
     ranks: bool = False  # where each id that is listed stands in the whole order
-
-
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
-    """What every call has in common. With `answer` false nobody waits for the answer, and none is sent."""
-
-    answer: bool = True
 
 
 class CreateQueue(Call, frozen=True, kw_only=True, tag="create_queue"):
@@ -290,44 +286,6 @@ class Sample(Call, frozen=True, kw_only=True, tag="sample"):
     position: Position
 
 
-MAX_GRAMMAR_BYTES = 256 << 10
-
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
-
-
-class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
-    what each kind takes.
-
-    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
-    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice,
-    parallel, answer}: docs/tools-while-generating.md."""
-
-    kind: GrammarKind
-    source: str = ""
-
-
-ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "gemma", "mistral", "mistral_args", "pythonic"]
-"""How a family of models writes calls of tools: docs/tools-while-generating.md."""
-
-
-class CallsInText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A text may hold calls of tools, written in that format; with `is_answer_held` it is calls or else an answer that
-    is held to a form of its own."""
-
-    format: ToolFormat
-    is_answer_held: bool = False
-
-
-class HeldText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Holds what follows the last token to a grammar, of whose text `text` stands already. Where it is whole, one of
-    `stop_tokens` may follow, and nothing else once nothing may."""
-
-    grammar: Grammar
-    text: tuple[TokenId, ...] = ()
-    stop_tokens: tuple[TokenId, ...] = ()
-
-
 class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     """embed → forward → distribution or sample as one row of one step. Completes with Forwarded.
 
@@ -350,15 +308,6 @@ class ForwardText(Call, frozen=True, kw_only=True, tag="forward_text"):
     sampling: Sampling | None = None  # choose the token that follows the last one
     num_drafts: Annotated[int, Meta(ge=0, le=MAX_DRAFTS)] = 0
     held: HeldText | None = None  # acts on the token after the last one, where its distributions' `allowed` would
-
-
-MAX_WINDOW = 4096
-
-
-class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program watches the segment: it runs at most `window` tokens ahead of what the program has acknowledged."""
-
-    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] = 8
 
 
 class KvWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -414,37 +363,17 @@ class Generate(Call, frozen=True, kw_only=True, tag="generate"):
     grammar: Grammar | None = None
     window: KvWindow | None = None  # what its tokens see
     sampler: TracedSampler | None = None
-    sampler_state: dict[str, StateValue] = {}
+    sampler_state: dict[str, StateValue] = field(default_factory=dict)
     calls: CallsInText | None = None
     watch: Watch | None = None
     stop_entropy: Annotated[float, Meta(gt=0)] | None = None
 
-
-class Acknowledge(Call, frozen=True, kw_only=True, tag="acknowledge"):
-    """The program has seen the first `num_tokens` tokens of the watched segment behind `handle`, and they stand. Done;
-    if the segment is over, nothing happens."""
-
-    handle: NonNegative
-    num_tokens: NonNegative
-
-
-class Veto(Call, frozen=True, kw_only=True, tag="veto"):
-    """Takes back token `index` of the watched segment behind `handle`, and all that came after it: the segment goes on
-    from there, with that token banned in that place if `ban`. Those before it are acknowledged. Done; BadRequest for a
-    token that is acknowledged or not there."""
-
-    handle: NonNegative
-    index: NonNegative
-    ban: bool = True
-
-
-WatchCall: TypeAlias = Acknowledge | Veto
 
 QueueCall: TypeAlias = (
     CreateQueue | SetPriority | DebugQuery | Synchronize | ClearQueue
     | AllocatePages | FreePages | SharePages | MaskPage | CopyPage | ShiftKv | AllocateEmbeds | FreeEmbeds
     | ExportPages | UnexportPages | ImportPages | ExportedPages
     | EmbedText | EmbedImage | Forward | ForwardWithAdapter | NextDistribution | Sample | ForwardText | Generate
-    | Acknowledge | Veto
+    | WatchCall
 )  # fmt: skip
 """Every call that control answers."""

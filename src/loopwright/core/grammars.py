@@ -1,15 +1,56 @@
-"""The seam between control and grammars. Never compiles one, and knows no library that does.
+"""What a text can be held to, as calls ask for it, and the seam between control and grammars. Never compiles one.
 
-Implemented by the grammar layer, and by a fake in tests. Compiling runs elsewhere; a state is used by one segment only.
+The seam is implemented by the grammar layer, and by a fake in tests. Compiling runs elsewhere; a state is used by one
+segment only.
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from loopwright.core.calls import Grammar
+import msgspec
+
+from loopwright.core.ids import TokenId
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+
+MAX_GRAMMAR_BYTES = 256 << 10
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "choice", "tool_calls"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a text must be, as a whole. Enforced, or refused when the call's turn comes; docs/grammars.md says
+    what each kind takes.
+
+    `source` is a JSON Schema; nothing, for any JSON object; a regular expression; a Lark grammar; a JSON list of
+    strings, one of which the text will be; or, for tool_calls, {format, tools: [{name, parameters}], choice,
+    parallel, answer}: docs/tools-while-generating.md."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
+ToolFormat: TypeAlias = Literal["hermes", "smollm2", "llama3_json", "gemma", "mistral", "mistral_args", "pythonic"]
+"""How a family of models writes calls of tools: docs/tools-while-generating.md."""
+
+
+class CallsInText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A text may hold calls of tools, written in that format; with `is_answer_held` it is calls or else an answer that
+    is held to a form of its own."""
+
+    format: ToolFormat
+    is_answer_held: bool = False
+
+
+class HeldText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Holds what follows the last token to a grammar, of whose text `text` stands already. Where it is whole, one of
+    `stop_tokens` may follow, and nothing else once nothing may."""
+
+    grammar: Grammar
+    text: tuple[TokenId, ...] = ()
+    stop_tokens: tuple[TokenId, ...] = ()
 
 
 class GrammarState(Protocol):

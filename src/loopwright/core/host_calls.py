@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from loopwright.core.call_base import HostCall
-from loopwright.core.calls import Generate, QueueCall, TokenId
+from loopwright.core.calls import Generate, QueueCall
 from loopwright.core.child_calls import ChildCall
 from loopwright.core.code_calls import RunCode
 from loopwright.core.events import Channel
+from loopwright.core.ids import TokenId
 from loopwright.core.message_calls import MessageCall
 from loopwright.core.outside_calls import OutsideCall
 from loopwright.core.store_calls import StoreCall

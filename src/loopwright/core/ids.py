@@ -4,7 +4,9 @@ Names that a program chooses (queues, pages, embeds) are plain integers in the r
 ids that the server chooses (runs, blocks, slots) are never shown to a program as anything it could forge.
 """
 
-from typing import NewType
+from typing import Annotated, NewType
+
+from msgspec import Meta
 
 RunId = NewType("RunId", str)
 TenantId = NewType("TenantId", str)  # who pays, as the server knows it
@@ -14,5 +16,7 @@ PageName = NewType("PageName", int)  # chosen by the program; bound to a block b
 EmbedName = NewType("EmbedName", int)  # chosen by the program; bound to a slot by control
 BlockId = NewType("BlockId", int)  # the engine's unit of KV
 SlotId = NewType("SlotId", int)  # the engine's unit of embedding storage: one vector and its position
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]  # the vocabulary's; what is beyond it is refused where it is known
 
 ONE_TENANT = TenantId("")  # of a server that tells nobody apart

@@ -30,6 +30,13 @@ class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
     default: Any = None
 
 
+class Version(msgspec.Struct, frozen=True):
+    """A version of a deployed program: which source, and from a file of what name."""
+
+    source_sha256: str
+    filename: str
+
+
 class ProgramInfo(msgspec.Struct, frozen=True):
     """A program that is deployed. `source_sha256` identifies its version."""
 
@@ -37,6 +44,10 @@ class ProgramInfo(msgspec.Struct, frozen=True):
     description: str
     parameters: tuple[Parameter, ...]
     source_sha256: str
+    filename: str = ""
+    permissions: dict[str, tuple[str, ...]] = {}  # those that its metadata lists
+    replaced: Version | None = None  # what was there under its name before, unless the server has started since
+    tenant: TenantId = ONE_TENANT  # whose it is
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -147,8 +147,7 @@ def create_executor(
     )  # fmt: skip
     if num_ranks > 1 or shape:  # what is refused is refused before a weight is read or drawn
         check_part(settings, is_deterministic=is_deterministic)
-    group = RankGroup(settings) if num_ranks > 1 else None
-    try:
+    with _group_of(settings) as group:
         model = load_part(settings, ahead)
         choice = choose_part(settings, model.config, is_deterministic=is_deterministic)
         if choice is not None:
@@ -161,13 +160,21 @@ def create_executor(
             dtype=dtype if group is None else "float32", instructions=instructions, scratch_bytes=scratch_bytes,
             group=group,
         )  # fmt: skip
+    if is_deterministic:
+        _check_deterministic(executor)
+    return executor
+
+
+@contextmanager
+def _group_of(settings: RankSettings) -> Iterator[RankGroup | None]:
+    """The other ranks, if there are any; they are closed if what is made with them fails."""
+    group = RankGroup(settings) if settings.num_ranks > 1 else None
+    try:
+        yield group
     except BaseException:
         if group is not None:
             group.close()
         raise
-    if is_deterministic:
-        _check_deterministic(executor)
-    return executor
 
 
 def _check_deterministic(executor: TorchExecutor) -> None:

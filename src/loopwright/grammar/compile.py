@@ -10,8 +10,8 @@ from typing import assert_never
 
 from llguidance import LLMatcher, LLParserLimits
 
-from loopwright.core.calls import MAX_GRAMMAR_BYTES, Grammar
 from loopwright.core.errors import BadRequest, LoopwrightError
+from loopwright.core.grammars import MAX_GRAMMAR_BYTES, Grammar
 from loopwright.grammar.json_schema import Schema, read_schema, subschemas
 from loopwright.grammar.lark import read_lark
 from loopwright.grammar.matcher import MatcherState, TokenGrammar, first_line

@@ -11,8 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from loopwright.core.calls import Grammar
-from loopwright.core.grammars import CompiledGrammar
+from loopwright.core.grammars import CompiledGrammar, Grammar
 from loopwright.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from loopwright.core.calls import Grammar, ToolFormat
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import Grammar, ToolFormat
 from loopwright.grammar.json_schema import Schema, read_schema
 from loopwright.grammar.python_calls import not_of_python, only_names, python_call
 from loopwright.sdk.marked_calls import ARGS, CALL_ID, CALLS

@@ -25,9 +25,17 @@ def check_awaits(tree: ast.Module, names: Names) -> Iterator[Said]:
             yield found
         for used in _as_values(node, names):
             value = names.value(used)
-            if isinstance(value, sdk.Awaitable):
+            if isinstance(value, sdk.Awaitable) and not (value.is_future and _may_hold_future(node, names)):
                 yield used, f"{value.name}(…) is not awaited: it is no value yet", f"write (await {ast.unparse(used)})"
+    yield from _left_lying(tree, names)
     yield from _returned_by_main(tree, names)
+
+
+def _may_hold_future(node: ast.AST, names: Names) -> bool:
+    """Whether a future may stand there as it is: what compares or shows it, or asks whether there is one."""
+    if isinstance(node, ast.Call):
+        return names.value(node.func) is None  # not one of the sdk's
+    return not isinstance(node, ast.Subscript | ast.Starred | ast.For | ast.comprehension | ast.Assign | ast.BinOp)
 
 
 def _superfluous(node: ast.AST, names: Names) -> Iterator[Said]:
@@ -58,8 +66,22 @@ def _never_awaited(node: ast.AST, names: Names) -> Said | None:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         value = names.value(node.value)
         if isinstance(value, sdk.Awaitable):
-            return node, f"{value.name}(…) is never awaited: it does nothing", "write await before it"
+            if not value.is_future:
+                return node, f"{value.name}(…) is never awaited: it does nothing", "write await before it"
+            if value.name == "asyncio.gather":
+                return node, f"{value.name}(…) is never awaited: main may end before it", "write await before it"
     return None
+
+
+def _left_lying(tree: ast.Module, names: Names) -> Iterator[Said]:
+    """What is given a name that nobody reads."""
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as called) if name not in read:
+                value = names.value(called)
+                if isinstance(value, sdk.Awaitable) and not value.is_future:
+                    yield called, f"{value.name}(…) is never awaited: it does nothing", "write await before it"
 
 
 def _as_values(node: ast.AST, names: Names) -> Iterator[ast.expr]:

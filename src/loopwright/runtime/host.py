@@ -15,7 +15,7 @@ import msgspec
 from loopwright.core import host_calls as calls
 from loopwright.core.call_base import HostCall
 from loopwright.core.call_table import require_traits
-from loopwright.core.calls import QueueCall, WatchCall
+from loopwright.core.calls import QueueCall
 from loopwright.core.control import Session
 from loopwright.core.errors import (
     BadRequest,
@@ -32,6 +32,7 @@ from loopwright.core.no_collecting import no_collecting
 from loopwright.core.raise_hint import raise_hint
 from loopwright.core.results import CallResult, Completion, Done, Progress
 from loopwright.core.results import Segment as SegmentResult
+from loopwright.core.watch_calls import WatchCall
 from loopwright.runtime.event_log import EventLog
 from loopwright.runtime.facts import ModelText
 from loopwright.runtime.limits import Limits

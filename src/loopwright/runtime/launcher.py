@@ -121,7 +121,7 @@ class Launcher:
     async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
         self._programs.check_owner(name, tenant)  # before anybody reads what is in vain
         self._programs.put(name, await self._reader.read(source, filename), tenant)
-        return next(info for info in self._programs.infos() if info.name == name)
+        return self._programs.info(name)
 
     async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
         self._programs.remove(name, tenant)

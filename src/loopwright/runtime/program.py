@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from loopwright.core.errors import BadRequest, ProgramRejected
+from loopwright.core.nearest import did_you_mean
 from loopwright.core.runs import Parameter
 from loopwright.runtime.limits import Limits
 from loopwright.runtime.permissions import Permissions
@@ -64,7 +65,8 @@ class Program:
         """Raises BadRequest naming the argument that is missing, unknown or of the wrong type."""
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in arguments.keys() - known.keys():
-            raise BadRequest(f"{self.filename}: {self.entry} has no parameter {name!r}; {self.usage()}", field=name)
+            message = f"{self.filename}: {self.entry} has no parameter {name!r}; {self.usage()}"
+            raise BadRequest(message, hint=did_you_mean(name, known), field=name)
         for name, parameter in known.items():
             if name in arguments:
                 _check_type(self, parameter, arguments[name])

@@ -5,9 +5,11 @@ Never executes it. It says only what is certain: a name that is bound in two way
 """
 
 import ast
+import asyncio
 import difflib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeGuard
 
@@ -17,13 +19,17 @@ from loopwright.core.errors import PermissionDenied, ProgramRejected
 from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.await_check import check_awaits
 from loopwright.runtime.given_check import check_given, is_tool
-from loopwright.runtime.impossible_check import check_possible
+from loopwright.runtime.grammar_check import check_grammars
+from loopwright.runtime.impossible_check import check_files, check_possible
+from loopwright.runtime.loop_check import check_loops
 from loopwright.runtime.newer_syntax import nested_quotes
 from loopwright.runtime.offer_check import Offer, check_offer
 from loopwright.runtime.outside_literals import outside_uses
+from loopwright.runtime.parameter_check import check_parameters
 from loopwright.runtime.permissions import Permissions
 from loopwright.runtime.program import read_program
 from loopwright.runtime.program_names import Names, Said, attributes, unknown_imports
+from loopwright.runtime.text_check import check_texts
 from loopwright.runtime.traced_check import check_samplers
 from loopwright.runtime.use_check import check_uses
 
@@ -36,8 +42,12 @@ CHECKS: dict[str, Callable[[ast.Module, Names], Iterator[Said]]] = {
     "await": check_awaits,
     "argument": check_given,
     "value": check_uses,
+    "text": check_texts,
     "sampler": check_samplers,
     "sandbox": check_possible,
+    "grammar": check_grammars,
+    "parameter": check_parameters,
+    "loop": check_loops,
 }
 """By the code of what each finds."""
 
@@ -52,9 +62,11 @@ class Finding(msgspec.Struct, frozen=True, order=True):
     hint: str = ""
 
 
-def check_program(source: str, filename: str, modules: Collection[str], offer: Offer | None = None) -> list[Finding]:
-    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has; with an
-    `offer`, also what that server would not give it."""
+def check_program(
+    source: str, filename: str, modules: Collection[str] | None, offer: Offer | None = None
+) -> list[Finding]:
+    """What is wrong with a program, in the order of its lines. `modules` are those that its sandbox has, or None where
+    nobody knows; with an `offer`, also what that server would not give it."""
     try:
         tree = ast.parse(source, filename, feature_version=PYTHON_VERSION)
     except SyntaxError as error:
@@ -63,16 +75,14 @@ def check_program(source: str, filename: str, modules: Collection[str], offer: O
         ]
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, lone surrogates, absurd nesting
         return [Finding(1, 1, "syntax", f"cannot be parsed: {error}")]
+    if (misplaced := _misplaced(tree, filename)) is not None:
+        return [misplaced]
     names = Names(tree)
     found = [
         *_newer_syntax(source),
-        *_missing_modules(tree, modules),
+        *(_missing_modules(tree, modules) if modules is not None else ()),
         *_Calls(names).findings(tree),
-        *(
-            Finding(node.lineno, node.col_offset + 1, code, message, hint)
-            for code, check in CHECKS.items()
-            for node, message, hint in check(tree, names)
-        ),
+        *(_finding(code, *said) for code, check in CHECKS.items() for said in check(tree, names)),
         *_unbound(tree, names),
     ]
     try:
@@ -81,9 +91,29 @@ def check_program(source: str, filename: str, modules: Collection[str], offer: O
         found.append(_rejected(error, source, filename))
     else:
         found += _missing_permissions(tree, names, program.metadata.permissions)
+        if not program.metadata.limits.max_file_bytes:
+            found += [_finding("sandbox", *said) for said in check_files(tree, names)]
         refused = check_offer(source, program.metadata, offer) if offer else ()
         found += [Finding(line, 1, "server", message, hint) for line, message, hint in refused]
     return sorted(set(found))
+
+
+def _finding(code: str, node: ast.expr | ast.stmt | ast.arg, message: str, hint: str) -> Finding:
+    return Finding(node.lineno, node.col_offset + 1, code, message, hint)
+
+
+def _misplaced(tree: ast.Module, filename: str) -> Finding | None:
+    """What a parser takes and no compiler: an await outside of an async function, say."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(tree, filename, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        hint = "write async def" if "outside async function" in error.msg else ""
+        return Finding(error.lineno or 1, error.offset or 1, "syntax", error.msg, hint)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Finding(1, 1, "syntax", f"cannot be compiled: {error}")
+    return None
 
 
 def _rejected(error: ProgramRejected, source: str, filename: str) -> Finding:
@@ -173,6 +203,8 @@ class _Calls(ast.NodeVisitor):
         if value is None or node.attr.startswith("_") or not isinstance(node.ctx, ast.Load):
             return
         if isinstance(value, sdk.Awaitable):
+            if value.is_future and hasattr(asyncio.Task, node.attr):
+                return
             self._say(
                 node,
                 "await",

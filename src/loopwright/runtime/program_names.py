@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import loopwright.sdk
 from loopwright.runtime import sdk_surface as sdk
@@ -31,10 +31,11 @@ Said: TypeAlias = tuple[ast.expr | ast.stmt | ast.arg, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bound:
-    """A name is bound by an expression: to its value, to what `async with` or `async for` makes of it, to what a
-    decorator gives back, or to what an annotation says. `default` is a parameter's."""
+    """A name is bound by an expression: to its value, to what `async with` or `async for` makes of it, to each element
+    of a list that it writes, to what a decorator gives back, or to what an annotation says. `default` is a
+    parameter's."""
 
-    how: Literal["is", "entered", "iterated", "decorated", "annotated"]
+    how: Literal["is", "entered", "iterated", "element", "decorated", "annotated"]
     node: ast.expr | None
     default: ast.expr | None = None
 
@@ -131,6 +132,32 @@ class Names:
                         return self.text(value)
         return None
 
+    def literal(self, node: ast.expr) -> Any:  # noqa: ANN401 (whatever is written there)
+        """The value of a literal, or of a name that is bound to one and to nothing else. Raises ValueError."""
+        match node:
+            case ast.Name(id=name):
+                match self._scopes[id(node)].find(name):
+                    case [_Bound(how="is", node=ast.expr() as given)] if not isinstance(given, ast.Name):
+                        return self.literal(given)
+        try:
+            return ast.literal_eval(node)
+        except (TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(str(error)) from None
+
+    def element(self, node: ast.expr) -> sdk.Value | None:
+        """What each element of a list is that is written there, or where its name was given it."""
+        match node:
+            case ast.ListComp(elt=one) | ast.SetComp(elt=one) | ast.GeneratorExp(elt=one):
+                return self.value(one)
+            case ast.List(elts=[first, *others]) | ast.Tuple(elts=[first, *others]):
+                found = self.value(first)
+                return found if all(self.value(one) == found for one in others) else None
+            case ast.Name(id=name):
+                match self._scopes[id(node)].find(name):
+                    case [_Bound(how="is", node=ast.ListComp() | ast.List() | ast.Tuple() as given)]:
+                        return self.element(given)
+        return None
+
     def _named(self, bindings: list[_Binding]) -> sdk.Value | None:
         if id(bindings) in self._open:
             return None  # bound by way of itself
@@ -144,6 +171,8 @@ class Names:
     def _bound(self, binding: _Binding) -> sdk.Value | None:
         if not isinstance(binding, _Bound):
             return binding
+        if binding.how == "element":
+            return None if binding.node is None else self.element(binding.node)
         value = None if binding.node is None else self.value(binding.node)
         match binding.how:
             case "is":
@@ -226,6 +255,16 @@ class _Binder(ast.NodeVisitor):
         self.visit(node.iter)
         self._bind(node.target, _Bound("iterated", node.iter))
         self.generic_visit_all([*node.body, *node.orelse])
+
+    def visit_For(self, node: ast.For) -> None:
+        self.visit(node.iter)
+        self._bind(node.target, _Bound("element", node.iter))
+        self.generic_visit_all([*node.body, *node.orelse])
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self.visit(node.iter)
+        self._bind(node.target, _Bound("iterated" if node.is_async else "element", node.iter))
+        self.generic_visit_all(node.ifs)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._function(node)

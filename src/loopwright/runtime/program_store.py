@@ -4,18 +4,23 @@ A server that starts again finds what was deployed before. A program is its tena
 no other can replace or remove it, and all can run it.
 """
 
-import contextlib
+import logging
 import os
 import tempfile
 from pathlib import Path
 
-from loopwright.core.errors import BadRequest, PermissionDenied, ProgramRejected, Unavailable
+import msgspec
+
+from loopwright.core.errors import BadRequest, LoopwrightError, PermissionDenied, Unavailable
 from loopwright.core.ids import ONE_TENANT, TenantId
-from loopwright.core.runs import ProgramInfo, no_program
+from loopwright.core.runs import ProgramInfo, Version, no_program
 from loopwright.runtime.permissions import PROGRAM_NAME
 from loopwright.runtime.program import Program, read_program
 
+log = logging.getLogger(__name__)
+
 OWNER = ".owner"
+FILENAME = ".filename"  # of the file that it was deployed from
 
 
 class ProgramStore:
@@ -26,11 +31,14 @@ class ProgramStore:
         self._directory = directory
         self._programs: dict[str, Program] = {}
         self._owners: dict[str, TenantId] = {}
+        self._replaced: dict[str, Version] = {}
         for path in sorted(directory.glob("*.py")) if directory is not None and directory.is_dir() else ():
-            with contextlib.suppress(ProgramRejected, OSError, UnicodeDecodeError):  # a file that somebody else spoilt
-                self._programs[path.stem] = read_program(path.read_text(encoding="utf-8"), path.name)
-                if (owner := _owner_of(path)) != ONE_TENANT:
-                    self._owners[path.stem] = owner
+            try:
+                self._find(path)
+            except (LoopwrightError, OSError, UnicodeDecodeError) as error:  # a file that somebody else put or spoilt
+                log.warning(
+                    "a file is no program and is left out", extra={"told": {"file": str(path), "why": str(error)}}
+                )
 
     def check_owner(self, name: str, tenant: TenantId) -> None:
         """Raises PermissionDenied when a program of that name is another tenant's."""
@@ -45,14 +53,14 @@ class ProgramStore:
     def put(self, name: str, program: Program, tenant: TenantId = ONE_TENANT) -> None:
         """Keeps a program; replaces one of that name. Raises BadRequest for what cannot be a name, and as
         `check_owner`."""
-        if not PROGRAM_NAME.fullmatch(name):
-            raise BadRequest(
-                f"{name!r} cannot name a program", field="name", hint="use a-z, 0-9, - and _, at most 64 of them"
-            )
+        _check_name(name)
         self.check_owner(name, tenant)
         if self._directory is not None:
             _write_whole(self._directory, f"{name}{OWNER}", tenant)  # first: no program is there without its owner
+            _write_whole(self._directory, f"{name}{FILENAME}", program.filename)
             _write_whole(self._directory, f"{name}.py", program.source)
+        if (before := self._programs.get(name)) is not None:
+            self._replaced[name] = Version(before.source_sha256, before.filename)
         self._programs[name] = program
         self._owners.pop(name, None)
         if tenant != ONE_TENANT:
@@ -64,9 +72,11 @@ class ProgramStore:
         self.check_owner(name, tenant)
         if self._directory is not None:
             _unlink(self._directory / f"{name}.py")  # first: no program is there without its owner
+            _unlink(self._directory / f"{name}{FILENAME}")
             _unlink(self._directory / f"{name}{OWNER}")
         del self._programs[name]
         self._owners.pop(name, None)
+        self._replaced.pop(name, None)
 
     def get(self, name: str) -> Program:
         program = self._programs.get(name)
@@ -75,11 +85,36 @@ class ProgramStore:
         return program
 
     def infos(self) -> tuple[ProgramInfo, ...]:
-        return tuple(program_info(name, program) for name, program in sorted(self._programs.items()))
+        return tuple(self.info(name) for name in sorted(self._programs))
+
+    def info(self, name: str) -> ProgramInfo:
+        program = self._programs[name]
+        listed = {one: names for one, names in msgspec.structs.asdict(program.metadata.permissions).items() if names}
+        return ProgramInfo(
+            name,
+            program.description,
+            program.parameters,
+            program.source_sha256,
+            filename=program.filename,
+            permissions=listed,
+            replaced=self._replaced.get(name),
+            tenant=self._owners.get(name, ONE_TENANT),
+        )
+
+    def _find(self, path: Path) -> None:
+        """Takes in a file of the directory, under its own name."""
+        _check_name(path.stem)
+        filename = _beside(path, FILENAME) or path.name
+        self._programs[path.stem] = read_program(path.read_text(encoding="utf-8"), filename)
+        if owner := _beside(path, OWNER):
+            self._owners[path.stem] = TenantId(owner)
 
 
-def program_info(name: str, program: Program) -> ProgramInfo:
-    return ProgramInfo(name, program.description, program.parameters, program.source_sha256)
+def _check_name(name: str) -> None:
+    if not PROGRAM_NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name!r} cannot name a program", field="name", hint="use a-z, 0-9, - and _, at most 64 of them"
+        )
 
 
 def _unlink(path: Path) -> None:
@@ -90,12 +125,12 @@ def _unlink(path: Path) -> None:
         raise Unavailable(f"cannot remove {path}: {error.strerror or error}") from None
 
 
-def _owner_of(path: Path) -> TenantId:
-    """Whose the program of that file is. What was deployed by an older version, or by hand, is nobody's."""
+def _beside(path: Path, suffix: str) -> str:
+    """What was kept beside a program's file; "" of one that an older version kept, or somebody put there by hand."""
     try:
-        return TenantId(path.with_suffix(OWNER).read_text(encoding="utf-8"))
+        return path.with_suffix(suffix).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return ONE_TENANT
+        return ""
 
 
 def _write_whole(directory: Path, filename: str, text: str) -> None:

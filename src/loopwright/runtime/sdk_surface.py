@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 from loopwright.sdk.argument_check import behind
 
 SDK = "loopwright.sdk"
+FUTURES = frozenset({"gather", "create_task", "ensure_future", "shield"})
+"""Functions of asyncio that give a future."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,20 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Awaitable:
-    """What an async function returned, not awaited yet. `name` is the function's."""
+    """What an async function returned, not awaited yet. `name` is the function's. A future goes on by itself, and may
+    be asked how far it is."""
 
     name: str
     result: "Value | None"
+    is_future: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An async function that is not the sdk's: of the program itself, or of asyncio."""
+    """An async function that is not the sdk's: of the program itself, or of asyncio; or one that gives a future."""
 
     name: str
+    is_future: bool = False
 
 
 Value: TypeAlias = Module | Class | Function | Instance | Awaitable | Own
@@ -111,7 +116,7 @@ def attribute(value: Value, name: str) -> Value | None:
     match value:
         case Module(module) if module is asyncio:
             is_async = inspect.iscoroutinefunction(getattr(asyncio, name, None))
-            return Own(f"asyncio.{name}") if is_async else None
+            return Own(f"asyncio.{name}", name in FUTURES) if is_async or name in FUTURES else None
         case Module(module):
             return value_of(getattr(module, name, None))
         case Class(kind) | Instance(kind):
@@ -129,6 +134,17 @@ def attribute(value: Value, name: str) -> Value | None:
             return None
 
 
+def plain_type(value: Value, name: str) -> type | None:
+    """Of an attribute of an instance that is a text, a number or a list of something, and so no function."""
+    if not isinstance(value, Instance):
+        return None
+    found = inspect.getattr_static(value.kind, name, None)
+    is_computed = isinstance(found, property) and found.fget is not None
+    hint = _hints(found.fget).get("return") if is_computed else _hints(value.kind).get(name)
+    kind = typing.get_origin(hint) or hint
+    return kind if kind in (str, int, float, bool, tuple, list, dict) else None
+
+
 def returned(value: Value, given: Collection[str] = ()) -> Value | None:
     """What calling the value gives; `given` are the names of keywords, which choose among overloads."""
     match value:
@@ -140,8 +156,8 @@ def returned(value: Value, given: Collection[str] = ()) -> Value | None:
         case Function(function):
             result = _instance_of(_hints(_overload(function, given)).get("return"))
             return Awaitable(function.__qualname__, result) if inspect.iscoroutinefunction(behind(function)) else result
-        case Own(name):
-            return Awaitable(name, None)
+        case Own(name, is_future):
+            return Awaitable(name, None, is_future)
         case _:
             return None
 

@@ -13,6 +13,7 @@ import msgspec
 
 from loopwright.core.errors import LoopwrightError, from_info
 from loopwright.core.events import Emit, Event, Finished, Text, Tokens
+from loopwright.server.errors import of_program
 from loopwright.server.forms import Form
 from loopwright.server.json_text import encode_json
 from loopwright.server.outcomes import (
@@ -219,7 +220,8 @@ def ended(choice: Choice, reader: AnswerReader) -> Choice:
 def read_outcome(answer: Answer, finished: Finished) -> Outcome:
     """A program may return anything; what is not there has a default. Raises the error that ended the run."""
     if finished.error is not None:
-        raise answer.renamed(from_info(finished.error))
+        error = from_info(finished.error)
+        raise answer.renamed(of_program(error) if answer.is_of_program else error)
     if answer.is_of_program:
         return Outcome(usage=counted(finished))
     return msgspec.convert(finished.result or {}, Outcome)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from loopwright.core.calls import GrammarKind
 from loopwright.core.errors import BadRequest
+from loopwright.core.grammars import GrammarKind
 
 
 class PlainText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):

@@ -4,6 +4,7 @@ Never decides what is an error. Registered in app, used by the streams for error
 The path says whose clients ask.
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -51,6 +52,7 @@ STATUS_OF: Mapping[type[LoopwrightError], int] = {
 """The status of an error is that of its nearest ancestor here."""
 
 RETRY_AFTER_S = 1
+_PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 CLIENT_CLOSED = 499  # nobody reads it
 
 
@@ -92,9 +94,21 @@ def status_of(error: LoopwrightError) -> int:
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
+def of_program(error: LoopwrightError) -> LoopwrightError:
+    """What a client sees of an error that ended a run of its program: a call that the program made wrongly, or may not
+    make, is no fault of the request. That the conversation is too long for the model is."""
+    if isinstance(error, ContextTooLong) or not isinstance(error, BadRequest | PermissionDenied):
+        return error
+    place = _PLACE.findall(error.traceback)
+    where = f" ({place[-1][0]}, line {place[-1][1]})" if place else ""
+    message = f"the program failed: {type(error).__name__}: {error.message}{where}"
+    return ProgramError(message, hint=error.hint, traceback=error.traceback)
+
+
 def openai_error(error: LoopwrightError) -> dict[str, OpenAIError]:
     """The body of an answer that reports the error."""
-    return {"error": OpenAIError(_message(error), _type_of(status_of(error)), error.field or None, _code_of(error))}
+    kind = "program_error" if isinstance(error, ProgramError) else _type_of(status_of(error))
+    return {"error": OpenAIError(_message(error), kind, error.field or None, _code_of(error))}
 
 
 def anthropic_error(error: LoopwrightError) -> AnthropicErrorBody:

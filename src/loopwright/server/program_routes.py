@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loopwright.core.errors import BadRequest, NotFound, from_info
-from loopwright.core.ids import RunId
-from loopwright.core.runs import ClientInput, RunInfo, Runs, RunSpec, no_program
+from loopwright.core.ids import ONE_TENANT, RunId
+from loopwright.core.runs import ClientInput, ProgramInfo, RunInfo, Runs, RunSpec, no_program
 from loopwright.server.body import read_body
 from loopwright.server.disconnect import unless_disconnected
-from loopwright.server.errors import json_response, status_of
+from loopwright.server.errors import json_response, of_program, status_of
 from loopwright.server.identity import current_tenant
 from loopwright.server.live_run import LiveRun, followed_run, read_to_end, started_run
 from loopwright.server.openapi import takes
@@ -28,6 +28,7 @@ MAX_SEQ = 2**53  # more than a run has events, and still a number to every peer
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
+ANOTHER = "another tenant"  # who deployed a program that is not the asker's: tenants' names are not told to others
 DETACH = {"detach": {"type": "string", "enum": ["true", "false"]}}
 
 
@@ -59,7 +60,7 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProgramRoutes:
-    """What `loopwright deploy`, `undeploy`, `ps`, `logs` and `cancel` talk to, and whoever runs programs over HTTP."""
+    """What the command line talks to (`deploy`, `programs`, `ps`, `logs` …), and whoever runs programs over HTTP."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -70,8 +71,10 @@ class ProgramRoutes:
         body = await read_body(request, DeployBody)
         program = await self._runs.deploy(body.name, body.source, body.filename, current_tenant())
         told = {"program": body.name, "tenant": current_tenant(), "sha256": program.source_sha256}
+        if program.replaced is not None:
+            told["replaced"] = program.replaced.source_sha256
         log.info("a program was deployed", extra={"told": told})
-        return json_response(program)
+        return json_response(_shown(program))
 
     async def undeploy(self, request: Request) -> Response:
         """DELETE /v1/programs/{name}: removes a program from the server; runs of it go on."""
@@ -82,7 +85,7 @@ class ProgramRoutes:
 
     async def programs(self, request: Request) -> Response:
         """GET /v1/programs: the programs that are deployed."""
-        return json_response({"programs": await self._runs.programs()})
+        return json_response({"programs": [_shown(program) for program in await self._runs.programs()]})
 
     @takes(ProgramRunBody, query=DETACH, streams=True)
     async def start_program(self, request: Request) -> Response:
@@ -171,6 +174,14 @@ class ProgramRoutes:
         return await unless_disconnected(request.receive, wait())
 
 
+def _shown(program: ProgramInfo) -> dict[str, Any]:
+    """To whoever asks: whose it is, but no other tenant's name."""
+    fields = msgspec.structs.asdict(program)
+    tenant = fields.pop("tenant")
+    is_told = tenant in (ONE_TENANT, current_tenant()) or current_tenant() == ONE_TENANT
+    return {**fields, "deployed_by": tenant if is_told else ANOTHER}
+
+
 async def _event_chunks(run: LiveRun) -> AsyncGenerator[bytes]:
     async for batch in run.batches():
         yield b"".join(map(sse_event, batch))
@@ -182,7 +193,7 @@ async def _outcome(run: LiveRun) -> Response:
     body = {"run": run.run_id, "code": finished.code, "text": text}
     if finished.error is None:
         return json_response({**body, "result": finished.result})
-    return json_response({**body, "error": finished.error}, status_of(from_info(finished.error)))
+    return json_response({**body, "error": finished.error}, status_of(of_program(from_info(finished.error))))
 
 
 def _accepts_events(request: Request) -> bool:

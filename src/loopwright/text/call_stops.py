@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Protocol
 
-from loopwright.core.calls import CallsInText
+from loopwright.core.grammars import CallsInText
 from loopwright.sdk.call_object import CallBegun, Fault, Found
 from loopwright.sdk.tool_formats import reader_of
 from loopwright.text.stop import StopMatch, StopMatcher

@@ -26,7 +26,7 @@ from loopwright.text.tool_prompts import (
 )
 
 if TYPE_CHECKING:
-    from loopwright.core.calls import ToolFormat
+    from loopwright.core.grammars import ToolFormat
 
 ROLES = ("system", "user", "assistant", "tool")
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from loopwright.core.calls import ToolFormat
+from loopwright.core.grammars import ToolFormat
 
 # The formats. hermes: <tool_call> and </tool_call> around {"name", "arguments"}. smollm2: the same around a list.
 # llama3_json: a turn that is {"name", "parameters"} and nothing else, or several with "; " between them. gemma: that,

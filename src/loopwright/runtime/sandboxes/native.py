@@ -8,6 +8,7 @@ import asyncio
 import bdb
 import linecache
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from loopwright.runtime.limits import Limits
 from loopwright.runtime.sandbox import Form, Guest
 from loopwright.runtime.sandboxes.outcome import checked_result, error_from_guest
 from loopwright.sdk.port import Port, set_current_port
-from loopwright.sdk.program import call_main, describe_error, load_main
+from loopwright.sdk.program import call_main, compile_source, describe_error, load_main
 from loopwright.sdk.snippet import load_snippet
 
-_LOADERS: dict[Form, Callable[[str, str], Callable[..., Any]]] = {"program": load_main, "snippet": load_snippet}
+_compiled = lru_cache(maxsize=32)(compile_source)  # the built-in programs are run again and again
+_LOADERS: dict[Form, Callable[[str, str], Callable[..., Any]]] = {
+    "program": partial(load_main, compiled=_compiled),
+    "snippet": load_snippet,
+}
 
 
 class NativeSandbox:

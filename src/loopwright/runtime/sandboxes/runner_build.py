@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import TypeAlias
 from wasmtime.component import Component
 
 import loopwright.sdk
+from loopwright.core.child_process import output_of
 from loopwright.core.errors import Unavailable
 from loopwright.runtime.sandboxes import immortal
 from loopwright.runtime.sandboxes.wasm_engine import CONFIG, new_engine
@@ -91,7 +91,8 @@ def is_intact(path: Path) -> bool:
 
 def _build_and_compile(files: RunnerFiles, progress: Progress) -> None:
     folder = files.compiled.parent
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch_name:
+    # What cannot be removed, the next build removes; it must not stand in the place of what ended this one.
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder, ignore_cleanup_errors=True) as scratch_name:
         scratch = Path(scratch_name)
         if not is_intact(files.component):
             progress("building the Python runner", None)
@@ -113,17 +114,13 @@ def _build(scratch: Path, output: Path) -> None:
         shutil.copy(source, app)
     empty = scratch / "empty"
     empty.mkdir()
-    done = subprocess.run(
+    done = output_of(
         [
             *(sys.executable, "-c", _BUILD),
             *("--wit-path", str(_GUEST), "--world", "runner"),
             *("componentize", "runner", "--python-path", str(app), "--output", str(output)),
         ],
         env={"VIRTUAL_ENV": str(empty), "PATH": "", "TMPDIR": str(scratch)},  # so that it finds no packages of ours
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
     )
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
@@ -135,13 +132,7 @@ def _build(scratch: Path, output: Path) -> None:
 
 def _compile(component: Path, output: Path) -> None:
     """In a process of its own, which an interrupt ends: while wasmtime compiles, Python hears of none."""
-    done = subprocess.run(
-        [sys.executable, "-c", _COMPILE, component, output],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    done = output_of([sys.executable, "-c", _COMPILE, str(component), str(output)])
     if done.returncode != 0:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise Unavailable(
