@@ -17,6 +17,7 @@ from loopwright.core.calls import DistributionRequest
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
 from loopwright.engine.cuda.distributions import Tops
+from loopwright.engine.cuda.tables import Due
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
 
@@ -50,25 +51,28 @@ def is_right(row: ForwardRow, shape: EngineShape) -> bool:
     )
 
 
-def are_going_on(rows: Sequence[ForwardRow], block_ids: Sequence[Sequence[int]], shape: EngineShape) -> bool:
-    """Whether rows of one token pass `is_listing` and `is_right`, if their blocks were looked at in the step before,
-    when their lists were `block_ids`: only a block that a row reaches now may be wrong."""
-    if len(rows) != len(block_ids):
-        return False
+def ids_of(rows: Sequence[ForwardRow], due: Due, shape: EngineShape) -> list[int] | None:
+    """The tokens of rows that are due, a token on, and pass `is_listing` and `is_right`: of their blocks only one that
+    a row reaches now may be wrong. None if any row is another, or wrong."""
+    if len(rows) != len(due.block_ids):
+        return None
     vocab_size, block_size, num_blocks = shape.vocab_size, shape.block_size, shape.num_blocks
-    most = min(WIDTH, vocab_size)
-    for row, blocks in zip(rows, block_ids, strict=True):
-        own, token_ids, positions, kv_len, distributions, *others = _FIELDS(row)
-        if own is not blocks or others != _NOTHING or not len(token_ids) == len(positions) == len(distributions) == 1:
-            return False
-        if not (0 <= token_ids[0] < vocab_size and 0 <= positions[0] < 1 << 31 and 0 <= kv_len < len(own) * block_size):
-            return False
+    most, found = min(WIDTH, vocab_size), []
+    for row, blocks, position, kv_len in zip(rows, due.block_ids, due.positions, due.kv_lens, strict=True):
+        own, token_ids, positions, own_len, distributions, *others = _FIELDS(row)
+        if own is not blocks or own_len != kv_len or others != _NOTHING or kv_len >= len(own) * block_size:
+            return None
+        if not len(token_ids) == len(positions) == len(distributions) == 1 or positions[0] != position:
+            return None
+        if not 0 <= token_ids[0] < vocab_size or position >= 1 << 31:
+            return None
         if not kv_len % block_size and not 0 <= own[kv_len // block_size] < num_blocks:
-            return False
+            return None
         index, k, *more = _REQUEST(distributions[0])
         if more != _NO_MORE or not 1 <= k <= most or not -1 <= index < 1:
-            return False
-    return True
+            return None
+        found.append(token_ids[0])
+    return found
 
 
 def _defaults(kind: type[msgspec.Struct], names: Sequence[str]) -> list[object]:

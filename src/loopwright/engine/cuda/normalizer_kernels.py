@@ -19,17 +19,23 @@ JOIN_WARPS = 8  # of all programs that sum up, so that they do it in one order
 
 def normalizers(logits: Tensor) -> Tensor:
     """float32 [num_rows, vocab_size] → [num_rows]."""
+    found = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        weighed = weigh(logits.contiguous())
+        num_parts = weighed.shape[1]
+        _join[(len(logits),)](weighed, found, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=JOIN_WARPS)
+    return found
+
+
+def weigh(logits: Tensor) -> Tensor:
+    """What `sum_up` adds up: [num_rows, num_parts, 3] of float32 [num_rows, vocab_size]."""
     num_rows, vocab_size = logits.shape
-    logits = logits.contiguous()
     num_parts = triton.cdiv(vocab_size, CHUNK)
     weighed = torch.empty(num_rows, num_parts, 3, dtype=torch.float32, device=logits.device)
-    found = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    if num_rows:
-        look[(num_rows, num_parts)](
-            logits, weighed, None, logits.stride(0), vocab_size, num_parts, CHUNK=CHUNK, GROUP=GROUP
-        )
-        _join[(num_rows,)](weighed, found, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=JOIN_WARPS)
-    return found
+    look[(num_rows, num_parts)](
+        logits, weighed, None, logits.stride(0), vocab_size, num_parts, CHUNK=CHUNK, GROUP=GROUP
+    )
+    return weighed
 
 
 @triton.jit(do_not_specialize=["num_parts"])

@@ -32,7 +32,7 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
-from loopwright.engine.cuda.listed import Listed, are_going_on, is_listing, is_right
+from loopwright.engine.cuda.listed import Listed, ids_of, is_listing, is_right
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
@@ -131,18 +131,17 @@ class DeviceRunner(ModelRunner):
     def list_on(self, batch: Batch) -> Launched | None:
         """As `launch`, of nothing but the rows of the batch before, each a token on, that want to know their likeliest
         tokens alone: programs that choose wait for it. None, and nothing is done, if it is another."""
-        rows, known = batch.rows, self._steps.tables.singles
-        if len(rows) != len(known) or not rows or self._ranks.num_ranks > 1:
+        rows = batch.rows
+        if not rows or len(batch.decodes) or self._ranks.num_ranks > 1:
             return None
-        if batch.copies or batch.shifts or batch.embeds or batch.heads or len(batch.decodes):
+        if batch.copies or batch.shifts or batch.embeds or batch.heads:
             return None
-        if not are_going_on(rows, known, self.shape):
+        token_ids = ids_of(rows, self._steps.tables.due, self.shape)
+        if token_ids is None:
             return None
         self._launched = None
         try:
-            packed = self._steps.list_on(rows)
-            if packed is None:
-                return None
+            packed = self._steps.list_on(token_ids)
             told = Listed(packed, range(len(rows)), [row.distributions[0].k for row in rows], self.shape.vocab_size)
         except BaseException:
             self._steps.forget()

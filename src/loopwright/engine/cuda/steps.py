@@ -22,11 +22,11 @@ from loopwright.engine.cuda.draws import CapturedDraws, drawn
 from loopwright.engine.cuda.listed import WIDTH
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.row_adjustments import RowAdjustments, SteppingRows
-from loopwright.engine.cuda.sampling import RowSamplings
+from loopwright.engine.cuda.sampling import RowSamplings, normalizers
 from loopwright.engine.cuda.tables import Changes, RowTables
 from loopwright.engine.cuda.traced_graphs import Whole
 from loopwright.engine.loaded_model import Ranks
-from loopwright.engine.transfer import place_on, to_device
+from loopwright.engine.transfer import SentNumbers, to_device
 
 if TYPE_CHECKING:
     from loopwright.engine.cuda.passes import Passes
@@ -76,6 +76,7 @@ class DecodeSteps:
         self._has_passes = has_passes and ranks.num_ranks == 1
         self._passes: Passes | None = None
         self._goes_on = False  # the rows of the step that was entered last are those of the one before
+        self._ids = SentNumbers(max_rows, self._device)
         self._graphs: dict[int, Captured[Tensor]] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, Captured[Tensor]] = {}  # with the choice of the likeliest token
         self._lists: dict[int, Captured[Tensor]] = {}  # behind it: the likeliest tokens of each row
@@ -106,6 +107,9 @@ class DecodeSteps:
             report("capturing graphs for prompts", 0.0)
             self._passes = Passes(self._decoder, self.max_rows, self.buffers.table.shape[1])
             self._passes.capture(lambda run: _capture(run, pool))
+        logits = self._graphs[self._sizes[0]].found  # what no graph has is compiled now, too
+        self._operations.top(logits, 1)
+        normalizers(logits)
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
@@ -144,18 +148,16 @@ class DecodeSteps:
         self.tables.ran()
         return logits[:num_rows]
 
-    def list_on(self, singles: Sequence[ForwardRow]) -> Tensor | None:
-        """A whole step of the rows of the step before, one token on, which want to know their likeliest tokens and
-        nothing else: as `likeliest`. None, and nothing is done, if more than their ids is not known."""
-        changes = self.tables.go_on(singles)
-        if changes is None:
-            return None
-        size = self._sizes[bisect_left(self._sizes, len(singles))]
-        self._send(changes, size, None)
+    def list_on(self, token_ids: Sequence[int]) -> Tensor:
+        """A whole step of the rows that are due, which want to know their likeliest tokens and nothing else: as
+        `likeliest`."""
+        num_rows = len(token_ids)
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        self._send(self.tables.go_on(token_ids), size, None)
         found = self._list_all(size)
         self.tables.ran()
         self.tables.sampled(None)
-        return found[: len(singles)]
+        return found[:num_rows]
 
     def _list_all(self, size: int) -> Tensor:
         """Runs the model, and lists in place of a choice."""
@@ -278,7 +280,7 @@ class DecodeSteps:
             sent = self.to_device(np.stack([changes.at, changes.blocks]))
             buffers.table.view(-1).index_copy_(0, sent[0].long(), sent[1])
         if changes.ids is not None:
-            place_on(buffers.inputs[0, : len(changes.ids)], changes.ids)
+            self._ids.place_on(buffers.inputs[0, : len(changes.ids)], changes.ids)
 
     def _take_from(self, sources: Tensor, before: Tensor | None) -> None:
         """Fills in ids from the batch before."""

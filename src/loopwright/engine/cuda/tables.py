@@ -6,6 +6,7 @@ reach one. Anything else sends everything.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,14 @@ class Changes:
     blocks: Numbers | None = None
     ids: Numbers | None = None
     sources: Numbers | None = None
+
+
+class Due(NamedTuple):
+    """Blocks, positions and KV lengths of rows, each the one that is next."""
+
+    block_ids: Sequence[Sequence[int]]
+    positions: Sequence[int]
+    kv_lens: Sequence[int]
 
 
 class RowTables:
@@ -78,17 +87,17 @@ class RowTables:
         self.positions[:num_rows] += 1
         return changes
 
-    def go_on(self, singles: Sequence[ForwardRow]) -> Changes | None:
-        """As `place`, of nothing but `singles`: None, and nothing is taken, if more than their ids is not known."""
-        changes = self._next_singles(singles)
-        if changes is not None:
-            self.positions[: self._num_rows] += 1
-        return changes
-
     @property
-    def singles(self) -> Sequence[Sequence[int]]:
-        """The blocks of the step's rows that ran last, if these were nothing but singles that may go on."""
-        return self._singles
+    def due(self) -> Due:
+        """With what the rows of the step that ran last would go on, if these were nothing but singles."""
+        num = len(self._singles)
+        return Due(self._singles, self.positions[:num].tolist(), self.kv_lens[:num].tolist())
+
+    def go_on(self, token_ids: Sequence[int]) -> Changes:
+        """As `place`, of the rows that are due."""
+        at, blocks = self._reached(self._singles)
+        self.positions[: self._num_rows] += 1
+        return Changes(at=at, blocks=blocks, ids=np.array(token_ids, np.int32))
 
     def ran(self) -> None:
         """The step was launched: the device is one place further."""

@@ -16,7 +16,6 @@ from loopwright.engine.cuda.normalizer_kernels import CHUNK, GROUP, JOIN_WARPS, 
 from loopwright.engine.cuda.score_kernels import LARGEST, LOWEST, keys_of, turned
 
 MAX_TOP = 256
-_MIN_WIDTH = 32  # that kernels are compiled for
 _ROOM = 512  # scores that are put in order: those asked for, and as many that may be in their groups
 _NOBODY = tl.constexpr(-9223372036854775808)
 
@@ -47,7 +46,7 @@ def listed(buffers: DecodeBuffers, logits: Tensor, size: int, *, is_end: bool) -
 def _highest(values: Tensor, size: int, weighed: Tensor | None) -> Tensor:
     """The `size` highest of each row and at most `_ROOM` in all, in any order, as int64 [num_rows, _ROOM]."""
     num_rows, vocab_size = values.shape
-    num_parts, width = triton.cdiv(vocab_size, CHUNK), max(_MIN_WIDTH, triton.next_power_of_2(size))
+    num_parts, width = triton.cdiv(vocab_size, CHUNK), MAX_TOP  # for any size, so that nothing is compiled later
     num_groups = num_parts * (CHUNK // GROUP)
     tops = torch.empty(num_rows, num_groups, dtype=torch.int32, device=values.device)
     groups = torch.empty(num_rows, width + 1, dtype=torch.int32, device=values.device)
