@@ -1,5 +1,6 @@
 """`loopwright dev` as a process: a file is written twice and more, and each save runs beside the same model."""
 
+import argparse
 import json
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from command_rig import COMMAND, environment, eventually, write_program
+from loopwright.cli.dev import SavedFile, _spec
+from loopwright.cli.dev_view import DevView
 
 pytestmark = pytest.mark.wasm
 
@@ -105,3 +108,14 @@ def test_a_save_ends_the_run_that_is_still_running(tmp_path: Path, byte_gguf: Pa
     finally:
         dev.process.kill()
         dev.process.wait()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_what_the_sandbox_has_not_is_not_said_of_a_program_that_runs_without_it(
+    is_native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = write_program(tmp_path, "import numpy\nasync def main(): return open('notes.txt').reed(), nmpy\n")
+    arguments = argparse.Namespace(file=str(program), native=is_native, seed=None, program_flags=[])
+    assert _spec(arguments, SavedFile(program), DevView(str(program)), frozenset()) is not None
+    codes = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if f"{program}:" in line]
+    assert codes == (["name"] if is_native else ["module", "sandbox", "name"])

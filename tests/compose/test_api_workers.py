@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,30 @@ def state_of(server: Server, run_id: str) -> str:
 
 def test_one_that_dies_is_started_again_and_so_is_what_they_all_depend_on(server: Server) -> None:
     before, body = server.workers(), completion(server)
-    os.kill(before["api-0"], signal.SIGKILL)
+    endless = {**body, "max_tokens": 3000, "stream": True}
+    with ExitStack() as streams:
+        for _ in range(8):  # over any of the two
+            stream = streams.enter_context(
+                httpx.stream("POST", f"{server.url}/v1/completions", json=endless, timeout=60)
+            )
+            next(stream.iter_lines())
+        for name in ("api-0", "api-1"):
+            os.kill(before[name], signal.SIGKILL)
+        eventually(lambda: server.workers().get("api-1") not in (None, before["api-1"]))
+        eventually(lambda: "running" not in states(server))  # what they had started is cancelled
+        assert states(server).count("cancelled") >= 8
     eventually(lambda: server.workers().get("api-0") not in (None, before["api-0"]))
     os.kill(before["runtime-0"], signal.SIGKILL)
     eventually(lambda: server.workers().get("runtime-0") not in (None, before["runtime-0"]))
     eventually(lambda: all(is_answered(server, body) for _ in range(12)))
+
+
+def states(server: Server) -> list[str]:
+    """Of each run: how it ended, or that it is running."""
+    try:
+        return [one["code"] or one["state"] for one in ask(server, "GET", "/v1/runs").json()["runs"]]
+    except httpx.TransportError:
+        return ["running"]
 
 
 def is_answered(server: Server, body: dict[str, Any]) -> bool:

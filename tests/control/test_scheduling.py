@@ -137,6 +137,23 @@ def test_a_call_that_a_silent_run_holds_up_fails_in_the_end_naming_it_and_what_w
     assert list(big.segment(again).tokens) == expected(range(2, 15), 1)
 
 
+def test_a_call_waits_on_while_others_that_hold_pages_are_at_work() -> None:
+    rig = Rig(num_blocks=4, config=ControlConfig(max_held_s=10.0))
+    rig.hold("holder", [1])
+    worker, big = rig.hold("worker", [1]), rig.open("big")
+    held_up = big.submit(generate(range(2, 15), sampling=SAMPLING, max_tokens=1))
+    assert rig.drain() == 0
+    for kv_len in (1, 2, 3):
+        rig.clock.advance(9.0)
+        worker.submit(generate((3,), pages=(1,), kv_len=kv_len, sampling=SAMPLING, max_tokens=1))
+        assert rig.drain() == 1
+    rig.clock.advance(9.0)
+    assert (rig.drain(), big.final(held_up)) == (0, None)
+    rig.clock.advance(1.0)
+    rig.drain()
+    assert "1 by run holder of holder, silent for 37 s, 1 by run worker of worker" in big.error(held_up).message
+
+
 def test_when_every_call_waits_for_pages_that_cannot_be_dropped_one_of_the_run_that_holds_most_fails() -> None:
     rig = Rig(num_blocks=5, config=ControlConfig(max_stuck_s=0.5))
     big, small = rig.hold("big", range(3)), rig.hold("small", range(2))

@@ -25,10 +25,14 @@ from loopwright.core.control import ControlLimits
 from loopwright.core.errors import InternalError
 from loopwright.core.ids import CallId, PageName, QueueName
 from loopwright.core.instrument import Meter
+from loopwright.core.results import Completion, Done
+from loopwright.core.told_tokens import ToldLists
+from loopwright.transport import control_messages as messages
 
-from .fake_executor import VOCAB_SIZE, choose
+from .fake_executor import VOCAB_SIZE, choose, describe
 from .reference import NaiveContext
 from .rig import QUEUE, Rig, RigRun, generate
+from .wired import WiredRun, Wires
 
 SIZE = 4  # of a page
 GREEDY = Sampling()
@@ -38,17 +42,18 @@ LIST = (DistributionRequest(k=5),)
 class Context:
     """A program's own view of one context: the pages it has names for, and what they hold."""
 
-    def __init__(self, run: RigRun, queue: int, first_name: int) -> None:
+    def __init__(self, run: Any, queue: int, first_name: int) -> None:
         self.run, self.queue, self.first_name = run, QueueName(queue), first_name
         self.names: tuple[PageName, ...] = ()
         self.tokens: list[int] = []
+        self.sampling: Sampling | None = GREEDY
 
     def forward(self, tokens: list[int], **changes: Any) -> ForwardText:
         kv_len = len(self.tokens)
         return replace(
             ForwardText(queue=self.queue, pages=self.names, grow_from=PageName(self.first_name + len(self.names)),
                         kv_len=kv_len, tokens=tuple(tokens), positions=tuple(range(kv_len, kv_len + len(tokens))),
-                        distributions=LIST, sampling=GREEDY),
+                        distributions=LIST, sampling=self.sampling),
             **changes,
         )  # fmt: skip
 
@@ -268,49 +273,85 @@ def test_one_that_ran_among_the_long_ones_goes_on_with_one_row() -> None:
 
 
 class Chaos:
-    """A program that mostly chooses token by token in two contexts, and does whatever else in between."""
+    """Programs that mostly choose token by token in two contexts, and do whatever else in between."""
 
-    def __init__(self, seed: int, *, is_on: bool, is_ahead: bool) -> None:
+    def __init__(self, seed: int, way: str, *, is_ahead: bool) -> None:
+        """`way`: each call is looked at `anew`, or may go on from one that was `kept`, or comes and is told over
+        `wires` as well."""
         self.random = random.Random(seed)
-        self.rig = Rig(
-            num_blocks=self.random.choice([12, 64]), config=ControlConfig(max_stuck_s=1.0), is_ahead=is_ahead
-        )
-        self.rig.controller._successors._is_on = is_on
-        self.runs = [self.rig.open(name, queues=(QUEUE, 2)) for name in "ab"]
-        self.contexts = [Context(run, queue, 100 * queue) for run in self.runs for queue in (QUEUE, 2)]
+        num_blocks = self.random.choice([12, 64])
+        self.rig = Rig(num_blocks=num_blocks, config=ControlConfig(max_stuck_s=1.0), is_ahead=is_ahead)
+        self.nums_at_once = [1, 1, 2] if num_blocks > 12 else [1]  # who gets the last page first is not laid down
+        self.rig.controller._successors._is_on = way != "anew"
+        self.way, self.num_clients = way, self.random.choice([1, 2])
+        self.calls: list[tuple[RigRun | WiredRun, CallId]] = []
         self.names = 5000
-        self.calls: list[tuple[RigRun, CallId]] = []
 
-    def submit(self, run: RigRun, call: QueueCall) -> CallId:
+    def begin(self, patch: pytest.MonkeyPatch) -> None:
+        self.wires = Wires(self.rig, patch)
+        self.runs: list[Any] = []
+        if self.way == "wires":
+            clients = [self.wires.connect() for _ in range(self.num_clients)]
+            self.runs = [WiredRun(clients[n % len(clients)], name, (QUEUE, 2)) for n, name in enumerate("ab")]
+        else:
+            self.runs = [self.rig.open(name, queues=(QUEUE, 2)) for name in "ab"]
+        self.contexts = [Context(run, queue, 100 * queue) for run in self.runs for queue in (QUEUE, 2)]
+        for context in self.contexts:
+            context.sampling = self.random.choice([None, None, None, GREEDY])
+
+    async def told(self) -> None:
+        """All have heard what there is."""
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        await self.told()
+        self.rig.drain()
+        await self.told()
+
+    def submit(self, run: RigRun | WiredRun, call: QueueCall) -> CallId:
         call_id = run.submit(call)
         self.calls.append((run, call_id))
         return call_id
 
-    def token_by_token(self) -> None:
-        context = self.random.choice(self.contexts)
+    def tokens(self) -> list[int]:
+        if self.random.random() < 0.04:
+            return [VOCAB_SIZE + 3]
+        return [self.random.randrange(2, 60) for _ in range(1 if self.random.random() < 0.9 else 3)]
+
+    async def token_by_token(self) -> None:
+        contexts = self.random.sample(self.contexts, self.random.choice(self.nums_at_once))
         for _ in range(self.random.randint(1, 9)):
-            tokens = [self.random.randrange(2, 60) for _ in range(1 if self.random.random() < 0.9 else 3)]
-            call = self.submit(context.run, context.forward(tokens))
+            chosen = [self.tokens() for _ in contexts]
+            calls = [self.submit(one.run, one.forward(tokens)) for one, tokens in zip(contexts, chosen, strict=True)]
             if self.random.random() < 0.06:
-                context.run.session.interrupt(call)
+                contexts[0].run.session.interrupt(calls[0])
             if self.random.random() < 0.1:
-                self.disturb(context)
+                self.disturb(contexts[0])
             if self.random.random() < 0.04:
                 self.rig.executor.fault = RuntimeError("the device is gone for a moment")
             self.rig.executor.fail_rows = {7: InternalError("a seven").info()}
+            self.wires.may_take = self.random.random() < 0.9
             if self.random.random() < 0.93:
-                self.rig.drain()
-            final = context.run.final(call)
-            if final is not None and final.error is None:
-                context.has_run(tokens)
-            else:
-                self.rig.clock.advance(1.5)
-                self.rig.drain()
-                if (final := context.run.final(call)) is not None and final.error is None:
-                    context.has_run(tokens)
-                for queue in (QUEUE, 2):
-                    self.submit(context.run, ClearQueue(queue=QueueName(queue)))
-                self.rig.drain()
+                await self.drain()
+            self.wires.may_take = True
+            await self.told()
+            for context, tokens, call in zip(contexts, chosen, calls, strict=True):
+                await self.follow(context, tokens, call)
+
+    async def follow(self, context: Context, tokens: list[int], call: CallId) -> None:
+        """The context has what the call ran, if it went well."""
+        final = context.run.final(call)
+        if final is not None and final.error is None:
+            context.has_run(tokens)
+            return
+        self.rig.clock.advance(1.5)
+        await self.drain()
+        if (final := context.run.final(call)) is not None and final.error is None:
+            context.has_run(tokens)
+        for queue in (QUEUE, 2):
+            self.submit(context.run, ClearQueue(queue=QueueName(queue)))
+        await self.drain()
 
     def disturb(self, context: Context) -> None:
         """Something else of the run, on either queue, perhaps about the very pages."""
@@ -343,14 +384,17 @@ class Chaos:
         else:
             self.submit(own.run, generate([5, 6], queue=queue, grow_from=self.names + 1, max_tokens=3))
 
-    def play(self) -> list[Any]:
-        for _ in range(12):
-            self.token_by_token()
-        self.rig.drain()
-        found = [run.final(call) for run, call in self.calls]
-        for run in self.runs:
-            run.session.close()
-        self.rig.drain()
+    async def play(self, patch: pytest.MonkeyPatch) -> list[Any]:
+        async with asyncio.TaskGroup() as self.tasks:
+            self.begin(patch)
+            self.wires.server._tasks = self.tasks
+            for _ in range(12):
+                await self.token_by_token()
+            await self.drain()
+            found = [run.final(call) for run, call in self.calls]
+            for run in self.runs:
+                run.session.close()
+            await self.drain()
         resources = self.rig.controller._resources
         self.rig.controller.check_integrity()
         assert resources.blocks.num_free == resources.blocks.num_total
@@ -358,8 +402,113 @@ class Chaos:
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_whatever_else_a_program_does_its_answers_are_those_of_calls_looked_at_anew(*, is_ahead: bool) -> None:
-    for seed in range(40):
-        found = Chaos(seed, is_on=True, is_ahead=is_ahead).play()
-        expected = Chaos(seed, is_on=False, is_ahead=is_ahead).play()
-        assert found == expected, f"seed {seed}"
+@pytest.mark.parametrize("way", ["kept", "wires"])
+async def test_whatever_else_programs_do_their_answers_are_those_of_calls_looked_at_anew(
+    way: str, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
+) -> None:
+    kinds: set[type] = set()
+    for seed in range(25):
+        chaos = Chaos(seed, way, is_ahead=is_ahead)
+        found = await chaos.play(monkeypatch)
+        kinds.update(map(type, chaos.wires.sent))
+        assert found == await Chaos(seed, "anew", is_ahead=is_ahead).play(monkeypatch), f"seed {seed}"
+    assert kinds >= {messages.GoOn, messages.Lists} or way == "kept"
+
+
+class Reader:
+    """Reads lists of sessions for as long as it `takes`."""
+
+    def __init__(self, run: RigRun) -> None:
+        self.run, self.takes = run, True
+        self.told: list[tuple[ToldLists, int]] = []  # and how many calls of the run were open
+        run.session.when_tokens(self, 7)
+
+    def take_tokens(self, *_: object) -> bool:
+        return False
+
+    def take_lists(self, told: ToldLists) -> bool:
+        if self.takes:
+            self.told.append((told, len(self.run.session.open_calls)))
+        return self.takes
+
+
+def test_programs_are_told_before_the_books_are_done_and_once() -> None:
+    rig, run, context = begun(meter=Meter({"model": "fake"}))
+    reader, context.sampling = Reader(run), None
+    one_by_one(rig, context, [7, 8])
+    assert len(run.order()) == 5, "the first two take a place as any other does"
+    one_by_one(rig, context, [8])
+    assert len(reader.told) == 1
+    rig.clock.advance(1.0)
+    call = run.submit(context.forward([9]))
+    rig.clock.advance(0.5)
+    rig.begin()
+    rig.clock.advance(0.25)
+    rig.drain()
+    assert run.final(call) is None, "it is told by the reader alone"
+    told, num_open = reader.told[-1]
+    assert num_open == 1
+    expected = rig.executor.batches[-1].rows[0]
+    assert expected.token_ids == [9]
+    assert (told.names, told.call_ids, told.kv_lens, told.nums_pages) == ([7], [call], [9], [3])
+    assert told.started_s[0] - told.issued_s[0] == 0.5
+    assert told.ended_s - told.started_s[0] == 0.25
+    assert kept(run)
+    context.has_run([9])
+    reader.takes = False
+    [call] = one_by_one(rig, context, [10])
+    assert run.forwarded(call).kv_len == 10
+
+
+def test_what_a_session_has_not_taken_yet_comes_first() -> None:
+    rig, run, context = begun()
+    reader, context.sampling = Reader(run), None
+    one_by_one(rig, context, [7, 8, 9])
+    run.order()
+    num_told = len(reader.told)
+    call = run.submit(context.forward([10]))
+    run.session.inbox.put(Completion(CallId(99), Done()))  # as one that was answered at once
+    rig.drain()
+    assert run.order()[-2:] == [99, call]
+    assert len(reader.told) == num_told
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_one_that_is_cancelled_before_its_step_has_no_row_in_it(*, is_closed: bool) -> None:
+    rig, run, context = begun()
+    context.sampling = None
+    one_by_one(rig, context, [7, 8, 9])
+    call = run.submit(context.forward([10]))
+    assert rig.controller._scheduler._going
+    if is_closed:
+        run.session.close()
+    else:
+        run.session.interrupt(call)
+        assert run.error_type(call) == "Cancelled"
+    assert rig.drain() == 0
+    run.session.close()
+    rig.assert_all_free()
+
+
+@pytest.mark.parametrize("max_rows", [3, 5, 64])
+def test_more_programs_than_rows_take_turns_and_get_the_oracles_lists(max_rows: int) -> None:
+    rig = Rig(num_blocks=200, config=ControlConfig(max_batch_rows=max_rows))
+    contexts = [Context(rig.open(f"run {number}"), QUEUE, 100) for number in range(5)]
+    segment = rig.open("segment")
+    text = segment.submit(generate([2, 3], max_tokens=30))
+    for step in range(12):
+        tokens = [2 + (number + step) % 40 for number in range(len(contexts))]
+        calls = []
+        for context, token in zip(contexts, tokens, strict=True):
+            context.sampling = None
+            calls.append(context.run.submit(context.forward([token])))
+        while any(one.run.final(call) is None for one, call in zip(contexts, calls, strict=True)):
+            assert rig.step()
+        for context, token, call in zip(contexts, tokens, calls, strict=True):
+            context.has_run([token])
+            expected = NaiveContext().run(context.tokens, range(len(context.tokens)))[-1]
+            assert context.run.forwarded(call).distributions == (describe(expected, LIST[0]),)
+    nums = [len(batch.decodes) + sum(row.num_tokens == 1 for row in batch.rows) for batch in rig.executor.batches]
+    assert max(nums) == min(max_rows, 6)
+    rig.drain()
+    assert len(segment.segment(text).tokens) == 30

@@ -418,6 +418,11 @@ async def main(
     assert [(code, message) for _, _, code, message in found_in(source)] == [("parameter", one) for one in messages]
 
 
+def test_who_goes_through_an_answer_is_told_of_streams() -> None:
+    (found,) = check_program(in_main("async for part in ctx.generate(): print(part)"), "p.py", MODULES)
+    assert found.hint == "write async for … in ctx.stream(…), which gives the text as it comes"
+
+
 def test_a_program_with_files_of_its_own_may_open_them() -> None:
     top = "# /// program\n# limits = { max_file_bytes = 1000 }\n# ///\nfrom loopwright import Context"
     assert found_in(in_main("open('notes.txt', 'w').close()", top=top)) == []
@@ -474,6 +479,8 @@ RIGHT = {
         "    while True: next(it)",
         "except StopIteration: ...",
         "while not ctx.tokens: ...",
+        "while n: break",
+        "while True: return n",
     ],
     "names that are bound in odd places": [
         "match ctx:",

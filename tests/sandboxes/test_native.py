@@ -1,5 +1,6 @@
 """The native sandbox: the same program, and a callable, as a task of this process."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from loopwright.core.errors import ProgramError
 from loopwright.runtime.limits import Limits
-from loopwright.sdk.port import current_port
+from loopwright.sdk.port import Port, current_port, kept, lasting
 
 from .conftest import Bench
 from .fake_guest import FakeGuest
@@ -52,10 +53,29 @@ def test_two_native_programs_have_a_port_each(native: Bench) -> None:
     assert [guest.ops[0]["value"] for guest in guests] == ["0", "1"]
 
 
+def test_what_comes_for_a_program_that_is_over_is_dropped_whatever_it_was_waiting_for() -> None:
+    """A native program is told in a later turn of the loop, and may be over by then."""
+
+    async def scenario() -> None:
+        port = Port(lambda op: json.loads(op)["handle"], lambda stream, line: None)
+        given_up = lasting(port.issue({"op": "forward_text", "handle": 1}))
+        given_up.cancel()
+        waits = port.issue({"op": "echo", "handle": 2})
+        parts = port.stream({"op": "count", "handle": 3})
+        port.close()
+        port.deliver('[[1, "ok", 1], [2, "error", {}], [3, "part", 1], [3, "ok", 2], [4, "ok", 3]]')
+        assert kept(given_up).cancelled()
+        assert waits.cancelled()
+        assert await parts.next_part() is None
+        assert port.num_open == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_task_that_a_native_program_leaves_behind_is_cut_off(native: Bench) -> None:
     guest = FakeGuest()
     source = (
-        "import asyncio\nfrom loopwright.sdk.port import current_port\n"
+        "import asyncio\nfrom loopwright.sdk.port import Port, current_port, kept, lasting\n"
         "async def main():\n"
         "    global task\n    task = asyncio.create_task(wait())\n    await asyncio.sleep(0)\n"
         "async def wait():\n    await current_port().issue({'op': 'never'})\n"

@@ -280,7 +280,10 @@ async def test_a_program_that_takes_messages_gets_them_all() -> None:
     fake.add_program("agent", Parameter("messages", "list", is_required=True))
     async with live_server(fake) as live:
         await live.openai.chat.completions.create(model="program:agent", messages=HI)
-    assert fake.started[0].spec.arguments == {"messages": HI}
+        messages: list[Any] = [*HI, {"role": "user", "content": None}]
+        with pytest.raises(openai.BadRequestError, match=r"messages\[1\]\.content: is required"):
+            await live.openai.chat.completions.create(model="program:agent", messages=messages)
+    assert [run.spec.arguments for run in fake.started] == [{"messages": HI}]
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.5}, {"max_tokens": 3}, {"stop": ["x"]}])

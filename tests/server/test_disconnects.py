@@ -1,6 +1,7 @@
 """A client that goes takes its run with it: queued, before the first text, streaming, or waiting for the whole."""
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from fake_runs import FakeRun, FakeRuns
 from live_server import Live, live_server
 
 from loopwright.core.runs import RunSpec
+from loopwright.server.connection import MAX_BEHIND
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -21,15 +23,19 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def hang_up_after(live: Live, path: str, body: dict[str, Any], condition: Any) -> None:
-    """Sends a request and closes its socket once the condition holds."""
-    payload = httpx.Request("POST", "http://x", json=body).content
+async def hang_up_after(live: Live, path: str, body: dict[str, Any], condition: Any, behind: bytes = b"") -> None:
+    """Sends a request, and what is to be `behind` it, and closes its socket once the condition holds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    writer.write(request_of(path, body) + behind)
     await eventually(condition)
     writer.close()
     del reader
+
+
+def request_of(path: str, body: dict[str, Any]) -> bytes:
+    payload = httpx.Request("POST", "http://x", json=body).content
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head.encode() + f"Content-Length: {len(payload)}\r\n\r\n".encode() + payload
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -44,6 +50,46 @@ async def test_a_request_whose_client_goes_is_cancelled(
         await hang_up_after(live, path, body, lambda: len(fake.started) == 1)
         await eventually(lambda: fake.cancelled == ["run-0"])
         await eventually(lambda: fake.started[0].num_readers == 0)
+
+
+CHAT = {"model": "tiny", "messages": HI}
+BEHIND = {
+    "a question": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a chat": request_of("/v1/chat/completions", CHAT),
+    "many": request_of("/v1/chat/completions", CHAT) * MAX_BEHIND,
+    "part of a head": b"POST /v1/chat/completions HTTP/1.1\r\nHost: lo",
+    "part of a body": request_of("/v1/chat/completions", CHAT)[:-9],
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=list(BEHIND))
+async def test_a_request_is_cancelled_and_those_behind_it_never_start_when_their_client_goes(
+    behind: bytes, is_streamed: bool
+) -> None:
+    fake = FakeRuns()
+    async with live_server(fake) as live:
+        body = {**CHAT, "stream": is_streamed}
+        await hang_up_after(live, "/v1/chat/completions", body, lambda: len(fake.started) == 1, behind)
+        await eventually(lambda: fake.cancelled == ["run-0"])
+        assert (await live.http.get("/health")).status_code == 200
+        assert len(fake.started) == 1
+
+
+async def test_requests_that_are_sent_before_the_first_is_answered_are_answered_in_order() -> None:
+    fake = FakeRuns()
+    async with live_server(fake) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        num_sent = MAX_BEHIND + 4
+        writer.write(request_of("/v1/chat/completions", CHAT) * num_sent)
+        for number in range(num_sent):
+            await eventually(lambda number=number: len(fake.started) == number + 1)
+            fake.started[-1].text(f"number {number}")
+            fake.started[-1].finish()
+            head = await reader.readuntil(b"\r\n\r\n")
+            (length,) = re.findall(rb"content-length: (\d+)", head)
+            assert f"number {number}".encode() in await reader.readexactly(int(length))
+        writer.close()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

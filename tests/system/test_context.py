@@ -444,6 +444,10 @@ try:
     await ctx.generate(temperature=-1)
 except BadRequest as error:
     errors.append(str(error))
+try:
+    ctx.messages([{"role": "user", "text": "hi"}])
+except BadRequest as error:
+    errors.append(str(error))
 turn = await ctx.generate(max_tokens=3, ignore_eos=True)
 ctx.close()
 try:
@@ -456,7 +460,8 @@ return [errors, len(turn.tokens)]
     async def scenario() -> None:
         async with byte_system() as system:
             errors, count = await result_of(system, body)  # type: ignore[misc]
-            for word, text in zip(("empty", "busy", "temprature", "temperature", "closed"), errors, strict=True):
+            words = ("empty", "busy", "temprature", "temperature", "a message has role, text, and no content", "closed")
+            for word, text in zip(words, errors, strict=True):
                 assert word in text
             assert count == 3
 

@@ -9,11 +9,22 @@ from child_process import python_process
 from eventually import eventually
 from fake_control import MEASURED, FakeControl
 from fake_runs import MODEL
+from msgspec.structs import replace
 from raw_peer import RawPeer
 
-from loopwright.core.calls import AllocatePages, CreateQueue, Generate, LogprobKind, Sampling, Synchronize
+from loopwright.core.calls import (
+    AllocatePages,
+    CreateQueue,
+    DistributionRequest,
+    ForwardText,
+    Generate,
+    LogprobKind,
+    Sampling,
+    Synchronize,
+)
 from loopwright.core.control import ControlLimits
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, Overloaded, Unavailable
+from loopwright.core.going_on import Next
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import (
     CallInfo,
@@ -101,6 +112,45 @@ async def test_calls_arrive_in_order_and_unchanged() -> None:
         assert control.limits[RUN] == ControlLimits(max_pages=5)
         assert control.tenants[RUN] == "somebody"
         assert control.sessions[RUN].calls == [(CallId(number), call) for number, call in enumerate(calls)]
+
+
+async def test_calls_that_go_on_arrive_as_they_were_made_and_in_their_order() -> None:
+    control = FakeControl()
+    text = ForwardText(queue=QUEUE, pages=(), grow_from=PageName(9), kv_len=0, tokens=(1, 2, 3), positions=(0, 1, 2),
+                       distributions=(DistributionRequest(k=5),))  # fmt: skip
+    texts = [text]
+    for kv_len, pages, grow_from in ((3, (9,), 10), (4, (9,), 10), (5, (9, 10), 11), (6, (9, 10), None)):
+        texts.append(
+            replace(text, kv_len=kv_len, pages=tuple(map(PageName, pages)), tokens=(kv_len,), positions=(kv_len,),
+                    grow_from=None if grow_from is None else PageName(grow_from))
+        )  # fmt: skip
+    async with connected(control) as client:
+        sessions = [client.open(RunId(name), ControlLimits()) for name in "ab"]
+        for number, call in enumerate([CreateQueue(queue=QUEUE), *texts[:3], SYNC, *texts[3:], SYNC]):
+            for session in sessions:
+                session.submit(CallId(number), call)
+            if number % 3 == 2:
+                await asyncio.sleep(0)
+        for session in sessions:
+            answered = 0
+            while answered < 8:
+                answered += len(await session.receive())
+        for name in "ab":
+            calls = [call for _, call in control.sessions[RunId(name)].calls]
+            assert calls == [CreateQueue(queue=QUEUE), *texts[:3], SYNC, *texts[3:], SYNC]
+
+
+async def test_a_call_that_goes_on_from_nothing_is_refused_and_harms_nobody() -> None:
+    control = FakeControl()
+    async with connected(control) as client:
+        session, other = client.open(RUN, ControlLimits()), client.open(RunId("other"), ControlLimits())
+        client.go_on(session.session_id, CallId(1), Next(5, 0, None, has_grown=False))
+        client.go_on(99, CallId(1), Next(5, 0, None, has_grown=False))
+        other.submit(CallId(2), SYNC)
+        [refused] = await session.receive()
+        assert (refused.call_id, refused.error and refused.error.type) == (CallId(1), "BadRequest")
+        [done] = await other.receive()
+        assert done.error is None
 
 
 async def test_results_arrive_in_order_and_unchanged() -> None:

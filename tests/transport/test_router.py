@@ -157,6 +157,77 @@ async def test_what_changes_while_a_worker_is_admitted_reaches_it() -> None:
     assert set(slow.deployed) == {"second", "third"}
 
 
+class Reading(FakeWorker):
+    """A worker that takes its time to read a program: as many turns of the loop as the test says, for each."""
+
+    def __init__(self, name: str, *num_turns: int) -> None:
+        super().__init__(name)
+        self._num_turns = list(num_turns)
+        self.is_told = asyncio.Event()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
+        self.is_told.set()
+        await self.may_read.wait()
+        for _ in range(self._num_turns.pop(0) if self._num_turns else 0):
+            await asyncio.sleep(0)
+        if self.owners.get(name, tenant) != tenant:
+            raise PermissionDenied("another tenant's")
+        return await super().deploy(name, source, filename, tenant)
+
+
+async def test_of_two_who_deploy_the_same_name_at_once_all_workers_have_the_same_program() -> None:
+    workers = [Reading("a", 9, 1), Reading("b", 1, 9)]
+    router = Router(workers)
+    await asyncio.gather(*(router.deploy("agent", source, "agent.py") for source in ("first", "second")))
+    assert [worker.deployed["agent"].description for worker in workers] == ["second"] * 2
+
+
+async def test_of_two_tenants_who_deploy_the_same_name_at_once_one_has_it_everywhere() -> None:
+    workers = [Reading("a", 9, 1), Reading("b", 1, 9)]
+    router = Router(workers)
+    deploying = (router.deploy("agent", who, "agent.py", TenantId(who)) for who in ("ann", "bob"))
+    answers = await asyncio.gather(*deploying, return_exceptions=True)
+    assert [worker.owners for worker in workers] == [{"agent": "ann"}] * 2
+    assert [isinstance(answer, PermissionDenied) for answer in answers] == [False, True]
+
+
+async def test_removing_beside_deploying_leaves_all_workers_with_it_or_none() -> None:
+    workers = [Reading("a", 0, 9), Reading("b", 0, 1)]
+    router = Router(workers)
+    await router.deploy("agent", "first", "agent.py")
+    await asyncio.gather(router.deploy("agent", "second", "agent.py"), router.undeploy("agent"))
+    assert [worker.deployed for worker in workers] == [{}, {}]
+    assert not router._turns, "nobody's turn is kept"
+
+
+async def test_who_reads_a_large_program_keeps_nobody_waiting_who_deploys_another() -> None:
+    worker = Reading("a")
+    router = Router([worker])
+    worker.may_read.clear()
+    large = asyncio.create_task(router.deploy("large", "source", "large.py"))
+    await worker.is_told.wait()
+    small = asyncio.create_task(router.deploy("small", "source", "small.py"))
+    worker.is_told.clear()
+    await worker.is_told.wait()
+    worker.may_read.set()
+    await asyncio.gather(large, small)
+    assert set(worker.deployed) == {"large", "small"}
+
+
+async def test_a_worker_that_is_admitted_while_a_program_is_being_deployed_has_it_too() -> None:
+    slow, late = Reading("a"), FakeWorker("b")
+    router = Router([slow])
+    slow.may_read.clear()
+    deploying = asyncio.create_task(router.deploy("agent", "source", "agent.py", TenantId("ann")))
+    await slow.is_told.wait()
+    await router.admit(late)
+    slow.may_read.set()
+    await deploying
+    assert late.owners == {"agent": "ann"}
+
+
 async def test_a_name_that_changed_hands_while_a_worker_began_is_its_new_owners() -> None:
     class HasOlder(FakeWorker):
         async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:

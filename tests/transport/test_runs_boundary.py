@@ -181,6 +181,26 @@ async def test_a_start_whose_client_has_gone_leaves_no_run_behind() -> None:
         other.close()
 
 
+@pytest.mark.parametrize("says_goodbye", [False, True])
+async def test_what_a_server_process_started_and_no_other_is_cancelled_when_it_has_gone(says_goodbye: bool) -> None:
+    fake = FakeRuns()
+    async with serving(fake) as address:
+        gone, other = [await RunsClient.connect(address, name=f"server-{number}") for number in range(2)]
+        live, ended, unread, others = [await client.start(HELLO) for client in (gone, gone, gone, other)]
+        reading = asyncio.create_task(read_all(gone, live))
+        fake.by_id[ended].finish()
+        assert isinstance((await read_all(gone, ended))[-1], Finished)
+        async with open_events(other, live) as events:
+            assert isinstance(await anext(events), Started)
+            gone.close() if says_goodbye else gone._link.close()  # as when the process is killed
+            assert [event.code async for event in events if isinstance(event, Finished)] == ["cancelled"]
+        await eventually(lambda: len(fake.cancelled) == 2)
+        assert set(fake.cancelled) == {live, unread}
+        assert {run_id for run_id, run in fake.by_id.items() if not run.is_done} == {others}
+        reading.cancel()
+        other.close()
+
+
 async def test_when_the_worker_goes_streams_get_a_final_event_and_requests_fail() -> None:
     fake = FakeRuns()
     async with serving(fake) as address:

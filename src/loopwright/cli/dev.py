@@ -105,7 +105,8 @@ def _spec(arguments: argparse.Namespace, saved: SavedFile, view: DevView, module
         return None
     findings = check_program(source, path.name, modules)
     if arguments.native:
-        findings = [one for one in findings if one.code != "module"]  # what it may import is this interpreter's affair
+        # What it may import, and what else there is beside modules, is this interpreter's affair.
+        findings = [one for one in findings if one.code not in ("module", "sandbox")]
     view.findings(findings)
     if any(one.code in ("syntax", "program") for one in findings):
         return None

@@ -42,6 +42,7 @@ from loopwright.core.clock import Clock
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import BadRequest, ErrorInfo, InternalError, LoopwrightError, Unavailable, from_info
 from loopwright.core.executor import Executor
+from loopwright.core.going_on import Next
 from loopwright.core.grammars import GrammarCompiler
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.instrument import SILENT, Meter
@@ -205,6 +206,7 @@ class Controller:
                 ended_s = self._clock.now_s()
                 if not submitted and not self._hold_s(self._running[0]):
                     self._submit_all(submitted)  # who came while it ran need not wait until its result is taken
+                self._calls.going.tell(self._running[0], result.rows, ended_s)  # all else while programs choose
                 self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
             waited_s, idle_from_s = 0.0, ended_s if submitted else self._clock.now_s()
@@ -286,6 +288,19 @@ class Controller:
         ready = self._intake.take(session, queue, call_id, call)
         if ready is not None:
             self._calls.settle([ready])
+
+    def go_on(self, session: InlineSession, call_id: CallId, one: Next) -> bool:
+        """As `core.going_on.GoesOn`."""
+        if session.inbox.is_closed:
+            return True
+        assert call_id not in session.open_calls, f"call {call_id} of run {session.run_id} is open"
+        self._changed(session)
+        call = self._intake.go_on(session, call_id, one)
+        if call is None:
+            return False
+        session.last_call = call_id
+        self._scheduler.add_again(call)
+        return True
 
     def interrupt(self, session: InlineSession, call_id: CallId) -> None:
         """Ends a segment at its next token boundary; a call that has not started fails as Cancelled."""

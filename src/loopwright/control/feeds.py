@@ -155,17 +155,41 @@ class Feed:
         """The KV place up to which what it ran will not be written again, whatever comes."""
         return self.kv_len
 
-    def go_on(self, call: ForwardText) -> None:
-        """Takes the one input of a call that goes on where this feed, which is through, has ended."""
+    def ask(self, call: ForwardText) -> None:
+        """What a call asks that goes on where this feed, which is through, has ended."""
+        self._distributions, self._sampling = call.distributions, call.sampling
+
+    def go_on(self, token: int, position: int) -> None:
+        """Takes the one input of such a call."""
         if not self._is_going_on:
             self._tokens, self._positions, self._is_going_on = [*self._tokens], [*self._positions], True
-        self._tokens += call.tokens  # type: ignore[operator]
-        self._positions += call.positions  # type: ignore[operator]
+        self._tokens.append(token)  # type: ignore[attr-defined]
+        self._positions.append(position)  # type: ignore[attr-defined]
         self.num_inputs += 1
         self.num_cached = 0
-        self._distributions, self._sampling = call.distributions, call.sampling
-        self._sample_position = call.positions[0] + 1
+        self._sample_position = position + 1
         self.sampled = ()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether its last input is that of a call of its own, with one distribution to find and nothing to sample."""
+        return self._is_going_on and len(self._distributions) == 1 and self._sampling is None
+
+    def row_going_on(self) -> ForwardRow:
+        """As `next_row`, if it `is_going_on`."""
+        self._num_in_row, self._picked = 1, _FIRST
+        return ForwardRow(
+            self.block_ids, self._kv_len, self._positions[-1:], self._tokens[-1:], (), None, (),
+            self._distributions, None, self._sample_position,
+        )  # fmt: skip
+
+    def has_gone_on(self) -> int:
+        """As `advance`, of such a row, whose distribution is told as it is. Returns the tokens that its pages hold."""
+        self._num_in_row, self._picked = 0, ()
+        self._has_run_many = False
+        self._num_run += 1
+        self._kv_len += 1
+        return self._kv_len
 
     def last_input(self) -> tuple[int, int]:
         """Its token and position."""
@@ -358,6 +382,7 @@ def _ids(bits: bytes) -> tuple[int, ...]:
     return tuple(8 * place + bit for place, byte in enumerate(bits) if byte for bit in _BITS[byte])
 
 
+_FIRST = range(1)
 _BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 
 

@@ -27,6 +27,11 @@ class Inbox:
         self._bell = bell
         self._doorbell: Doorbell | None = None  # of a reader that wants to be told
 
+    @property
+    def has_some(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._completions)
+
     def put(self, completion: Completion) -> None:
         if not self.is_closed:
             self._completions.append(completion)

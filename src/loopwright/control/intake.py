@@ -16,6 +16,7 @@ from loopwright.control.successors import Successors
 from loopwright.core.call_table import require_traits
 from loopwright.core.calls import ClearQueue, ForwardText, FreeEmbeds, FreePages, Generate, QueueCall
 from loopwright.core.errors import ErrorInfo, LimitExceeded, LoopwrightError
+from loopwright.core.going_on import Next
 from loopwright.core.ids import CallId
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.raise_hint import raise_hint
@@ -45,10 +46,21 @@ class Intake:
         if found is None:
             self._successors.let_go(session)
             return None
-        self._num_issued += 1
-        found.number, found.rank = self._num_issued, rank(self._num_issued, found.queue.priority)
-        found.issued_s = self._resources.moment.now_s
+        self._place_anew(found)
         return found
+
+    def go_on(self, session: InlineSession, call_id: CallId, one: Next) -> OpenCall | None:
+        """Likewise, of a call that is known to ask for what the one before it did; None if it has to be seen whole."""
+        found = self._successors.go_on(session, call_id, one)
+        if found is not None:
+            self._place_anew(found)
+        return found
+
+    def _place_anew(self, call: OpenCall) -> None:
+        """Gives a call that was over a new place among all."""
+        self._num_issued = number = self._num_issued + 1
+        call.number, call.rank = number, rank(number, call.queue.priority)
+        call.issued_s = self._resources.moment.now_s
 
     def take(
         self, session: InlineSession, queue: CallQueue, call_id: CallId, call: ImmediateCall | QueuedCall

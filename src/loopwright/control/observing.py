@@ -29,7 +29,7 @@ class Observer:
     def __init__(self, instrument: Instrument, block_bytes: int) -> None:
         self._instrument = instrument
         self._block_bytes = block_bytes
-        self._is_on = instrument is not SILENT
+        self.is_on = self._is_on = instrument is not SILENT
         self._gaps: dict[_Shape, list[float]] = {}  # seconds since the step before, of each step noted
         self._num_noted = 0
         self._formed_s: list[float] = []
@@ -41,6 +41,7 @@ class Observer:
         self._gap = histogram(metrics.TOKEN_S).observe
         self._queue, self._prefill = histogram(metrics.QUEUE_S).observe, histogram(metrics.PREFILL_S).observe
         self._decode = histogram(metrics.DECODE_S).observe
+        self._queue_all = histogram(metrics.QUEUE_S).observe_all
 
     def step_failed(self) -> None:
         self._instrument.add(metrics.FAILED_STEPS)
@@ -102,6 +103,11 @@ class Observer:
         )
         self._count_call(timing, (session.tenant, session.program))
         return timing
+
+    def waited(self, seconds: list[float]) -> None:
+        """As `call_over` counts them: calls of one token that are over waited for so long each."""
+        if seconds and self._is_on:
+            self._queue_all(seconds)
 
     def held(self, session: InlineSession, block_seconds: float) -> None:
         """A run held so many blocks for so long since this was said last."""

@@ -6,11 +6,13 @@ to watched segments is in `decode_calls` and `watched_calls`.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 
 from loopwright.control import ordering
 from loopwright.control.compiling import CompilingCalls
 from loopwright.control.decode_calls import DecodeCalls
 from loopwright.control.feeds import Feed, forwarded
+from loopwright.control.going_calls import GoingCalls
 from loopwright.control.grouping import AnyScheduler
 from loopwright.control.moment import Moment
 from loopwright.control.observing import Observer
@@ -56,6 +58,7 @@ class OpenCalls:
         self._step_times = step_times
         self._moment, self._returns, self._successors = moment, returns, successors
         self._num_rows = 0  # of the step that was over last
+        self.going = GoingCalls(sessions, successors, returns, observer, moment)
         self.decoded = DecodeCalls(self._finish, self._fail, resources.trim, tell_due, self._rest)
         self.watched = WatchedCalls(resources, self._finish, self._fail, self._withdraw, self.decoded.tell_last)
 
@@ -68,7 +71,8 @@ class OpenCalls:
         for call in step.copying:
             call.num_in_steps -= 1
             self.watched.go_back(call)
-        for call, row in step.outcomes(result):
+        left = self.going.take(step, result.rows) if step.num_going else ()
+        for call, row in chain(left, step.outcomes(result, step.num_going)):
             call.num_in_steps -= 1
             if not call.is_over:  # with its run, or because a call of this very step failed
                 self._take(call, row)

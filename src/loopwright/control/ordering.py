@@ -132,9 +132,9 @@ class OpenCall:
 
     __slots__ = (
         "base", "call", "call_id", "decoding", "dependents", "embed_reads", "embed_writes", "failure", "first_s",
-        "grown", "inbox", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_in_steps", "num_seen",
-        "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id", "served_at",
-        "started_s", "token_s", "work",
+        "grown", "inbox", "is_apart", "is_over", "is_started", "issued_s", "num_blockers", "num_clears", "num_in_steps",
+        "num_seen", "number", "order", "page_reads", "page_writes", "pages", "queue", "rank", "restoring", "run_id",
+        "served_at", "started_s", "token_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +160,7 @@ class OpenCall:
         self.failure: ErrorInfo | None = None
         self.decoding: Decoding | None = None  # if it has a row in every step
         self.is_started = self.is_over = False
+        self.is_apart = False  # it goes on again and again, and the scheduler has it in none of its lists between
         self.num_in_steps = 0  # those that run and have something of it, other than by `decoding`
         self.issued_s = self.started_s = 0.0
         self.first_s: float | None = None  # when it sampled first, and last, as far as the observer saw

@@ -48,6 +48,7 @@ class Returns:
         self._told_s = 0.0  # when the last of them was answered
         self._delays_s: list[float] = []  # of those that came back since the last step was over
         self._middle_s = 0.0  # of the one in the middle, the last time
+        self._limit_s = 0.0  # how soon a run has to be back to be waited for
         self._is_together, self._is_trying = True, False
         self._rates: dict[bool, float] = {}  # tokens a second, by that
         self._patience, self._num_windows = MIN_PATIENCE, 0
@@ -66,6 +67,8 @@ class Returns:
         if self._delays_s:
             self._middle_s = median(self._delays_s)
             self._delays_s.clear()
+        step_s = min(self._steps_s)
+        self._limit_s = min(max(step_s, STRAGGLING * self._middle_s), MAX_STEPS * step_s, MAX_HOLD_S)
         if max(taken_s, pause_s) > 2 * MAX_STEPS * usual_s:  # a long prompt, or nobody was there: that says nothing
             self._begin_window(now_s)
         elif self._num_told >= WINDOW * max(len(self._seen), 1):
@@ -112,12 +115,6 @@ class Returns:
         if left_s <= 0:
             self._awaited.clear()
         return max(left_s, 0.0)
-
-    @property
-    def _limit_s(self) -> float:
-        """How soon a run has to be back to be waited for."""
-        step_s = min(self._steps_s)
-        return min(max(step_s, STRAGGLING * self._middle_s), MAX_STEPS * step_s, MAX_HOLD_S)
 
     def _judge(self, rate: float, now_s: float) -> None:
         """A window is over, with so many tokens a second."""

@@ -47,6 +47,9 @@ class Scheduler:
         self._now_s = 0.0  # when the last one was
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._decoding = DecodeGroup(resources.shape.block_size)  # feeds that have a row in every step
+        self._going: list[OpenCall] = []  # that go on from calls which were over, and have all they need
+        self._going_rows: list[ForwardRow] = []  # theirs
+        self._num_apart = 0  # calls of the last step that may be among those next
         self._short: list[OpenCall] = []  # others with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
         self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
@@ -61,6 +64,13 @@ class Scheduler:
     def add_again(self, call: OpenCall) -> None:
         """As `add`, for a call that was over, and goes on with one input that needs no block: it may be here yet,
         and among the long ones if it ran there, where a call goes whose pages were dropped."""
+        feed = call.work
+        assert isinstance(feed, Feed)
+        if call.is_apart and feed.is_going_on and call.run_id not in self.suspended:
+            self._going.append(call)
+            self._going_rows.append(feed.row_going_on())
+            return
+        call.is_apart = False
         if call in self._long:
             self._long.remove(call)
         if call.run_id in self.suspended or call not in self._short:
@@ -91,6 +101,7 @@ class Scheduler:
     def suspend(self, run_id: RunId) -> None:
         """Leaves the run's calls out of all steps from now on."""
         assert not self._decoding, "a run is suspended when nothing can run"
+        self._put_going()
         calls = (*self._light, *self._short, *self._long)
         self.suspended[run_id] = [call for call in calls if call.run_id == run_id and not call.is_over]
         self._light, self._short, self._long = (
@@ -106,7 +117,7 @@ class Scheduler:
     @property
     def is_decoding(self) -> bool:
         """Whether somebody waits for the next token of an answer that has begun."""
-        return bool(self._decoding or self._short)
+        return bool(self._decoding or self._short or self._going or self._num_apart)
 
     @property
     def has_segments(self) -> bool:
@@ -126,6 +137,7 @@ class Scheduler:
         something of it could go on only when its result is here: then that would miss a step."""
         self._decoding.end_known()
         self._rest_held()
+        self._put_going()
         going = running.going_on()
         if going is None or self.suspended or running.private:
             return None
@@ -151,7 +163,7 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        calls = (*self._light, *self._short, *self._long)
+        calls = (*self._light, *self._going, *self._short, *self._long)
         return [call for call in calls if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:
@@ -160,9 +172,11 @@ class Scheduler:
 
     def _fill(self, step: Step, now_s: float) -> Step:
         self.is_blocked = False
+        self._num_apart = 0
         self._num_formed += 1
         self._now_s = now_s
         self._take_light(step)
+        self._take_going(step)
         self._take_short(step)
         self._take_long(step)
         self._take_joining(step)
@@ -202,6 +216,31 @@ class Scheduler:
             elif not _is_refused(call, step):
                 self._light.append(call)
 
+    def _take_going(self, step: Step) -> None:
+        """Those with a row that is made already, if all of one token may have one: else they take turns."""
+        calls, rows, now_s, num_formed = self._going, self._going_rows, self._now_s, self._num_formed
+        if not calls:
+            return
+        if len(calls) + len(self._decoding) + len(self._short) > self._config.max_batch_rows or step.batch_rows:
+            self._put_going()
+            return
+        self._going, self._going_rows = [], []
+        if any(call.is_over for call in calls):  # with its run
+            rows = [row for call, row in zip(calls, rows, strict=True) if not call.is_over]
+            calls = [call for call in calls if not call.is_over]
+        for call in calls:
+            call.served_at, call.is_started, call.started_s = num_formed, True, now_s
+        step.rows, step.batch_rows, step.num_going = calls, rows, len(calls)
+        self._num_apart = len(calls)
+
+    def _put_going(self) -> None:
+        """Has those wait that any call of one token waits with."""
+        calls, self._going, self._going_rows = self._going, [], []
+        for call in calls:
+            call.is_apart = False
+            if not call.is_over:
+                self._put_short(call)
+
     def _take_short(self, step: Step) -> None:
         max_rows = self._config.max_batch_rows
         self._rest_held()
@@ -229,17 +268,23 @@ class Scheduler:
                 elif feed.is_steady:
                     self._decoding.join(call)
                     step.joined_decoding.append(call)
-                else:
+                elif self._serve(call, feed, step):
                     served.append(call)
-                    call.served_at = self._num_formed
-                    if not call.is_started:
-                        call.is_started, call.started_s = True, self._now_s
-                    step.rows.append(call)
-                    step.batch_rows.append(feed.next_row(1))
             else:
                 served.append(call)
         self._short = unserved + served
         step.num_short = len(step.rows)
+
+    def _serve(self, call: OpenCall, feed: Feed, step: Step) -> bool:
+        """Has the next row of a call of one token in the step. Whether the call stays among those."""
+        call.served_at = self._num_formed
+        if not call.is_started:
+            call.is_started, call.started_s = True, self._now_s
+        step.rows.append(call)
+        step.batch_rows.append(feed.next_row(1))
+        call.is_apart = feed.is_going_on  # it is over with that row
+        self._num_apart += call.is_apart
+        return not call.is_apart
 
     def _dissolve_decoding(self) -> list[OpenCall]:
         """Has all decode rows leave: there are more rows of one token than a step may have, so they take turns."""

@@ -10,6 +10,7 @@ from loopwright.control.inbox import Inbox
 from loopwright.core.bell import Bell
 from loopwright.core.calls import DistributionRequest, QueueCall
 from loopwright.core.control import ControlLimits
+from loopwright.core.going_on import Next
 from loopwright.core.ids import CallId, PageName, QueueName, RunId, TenantId
 from loopwright.core.results import Completion
 from loopwright.core.told_tokens import TokenReader
@@ -25,6 +26,8 @@ class Issuer(Protocol):
     def bell(self) -> Bell: ...
 
     def issue(self, session: "InlineSession", call_id: CallId, call: QueueCall) -> None: ...
+
+    def go_on(self, session: "InlineSession", call_id: CallId, one: Next) -> bool: ...
 
     def interrupt(self, session: "InlineSession", call_id: CallId) -> None: ...
 
@@ -42,8 +45,8 @@ class Kept:
 
 
 class InlineSession:
-    """One run's door, in the process of the controller. Implements `core.control.Session`, and
-    `core.told_tokens.ReadTogether`."""
+    """One run's door, in the process of the controller. Implements `core.control.Session`,
+    `core.told_tokens.ReadTogether` and `core.going_on.GoesOn`."""
 
     def __init__(self, issuer: Issuer, run_id: RunId, limits: ControlLimits, tenant: TenantId, program: str) -> None:
         self.run_id = run_id
@@ -62,6 +65,10 @@ class InlineSession:
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
         self._issuer.issue(self, call_id, call)
+
+    def go_on(self, call_id: CallId, one: Next) -> bool:
+        """As `core.going_on.GoesOn`."""
+        return self._issuer.go_on(self, call_id, one)
 
     def interrupt(self, call_id: CallId) -> None:
         self._issuer.interrupt(self, call_id)

@@ -46,6 +46,7 @@ class Step:
     refused: list[tuple[OpenCall, LoopwrightError]] = field(default_factory=list)  # not in the batch: these fail now
     settled: list[OpenCall] = field(default_factory=list)  # not in the batch: these need no engine any more
     batch_rows: list[ForwardRow] = field(default_factory=list)  # of `rows`
+    num_going: int = 0  # the first so many of them go on from calls of one token, and ask for one distribution
     num_short: int = 0  # the first so many of them are of one token
     joined_decoding: list[OpenCall] = field(default_factory=list)  # they were not among the decode rows before
 
@@ -91,13 +92,13 @@ class Step:
             return self.shifts
         return self.copies if isinstance(call.call, CopyPage) else None
 
-    def outcomes(self, result: StepResult) -> Iterable[tuple[OpenCall, RowResult]]:
-        """Each call with what came of it, after all that it waited for."""
+    def outcomes(self, result: StepResult, first: int = 0) -> Iterable[tuple[OpenCall, RowResult]]:
+        """Each call with what came of it, after all that it waited for; without so many of the first rows."""
         pairs = chain(
             zip(self.copies, repeat(_NOTHING)),
             zip(self.shifts, result.shifts, strict=True),
             zip(self.embeds, repeat(_NOTHING)),
-            zip(self.rows, result.rows, strict=True),
+            zip(self.rows[first:], result.rows[first:], strict=True),
             zip(self.heads, result.heads, strict=True),
         )
         if not self.joined:

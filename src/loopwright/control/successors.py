@@ -17,7 +17,8 @@ from loopwright.control.resource_manager import ResourceManager
 from loopwright.control.session import InlineSession, Kept
 from loopwright.core.calls import ForwardText
 from loopwright.core.errors import LoopwrightError
-from loopwright.core.ids import CallId
+from loopwright.core.going_on import Next
+from loopwright.core.ids import CallId, PageName
 
 
 class Successors:
@@ -33,19 +34,22 @@ class Successors:
         feed, text = call.work, call.call
         if not self._is_on or not isinstance(text, ForwardText) or not isinstance(feed, Feed):
             return False
-        is_last = session.last_call == call.call_id and len(session.open_calls) == 1 and not call.dependents
-        if not is_last or not feed.may_go_on:
+        if not is_only(call, session) or not feed.may_go_on:
             return False
-        call.is_over = True
         if session.kept is not None and session.kept.call is call:
-            self._resources.mark_token(call, feed)
-        else:
-            self._resources.mark_written(call)
-            session.kept = Kept(call, (*text.pages, *call.grown))
-        del session.open_calls[call.call_id]
-        call.queue.num_open -= 1
-        call.queue.tail = None
+            self.keep_again(call, feed, session)
+            return True
+        call.is_over = True
+        self._resources.mark_written(call)
+        session.kept = Kept(call, (*text.pages, *call.grown))
+        self._close(call, session)
         return True
+
+    def keep_again(self, call: OpenCall, feed: Feed, session: InlineSession) -> None:
+        """As `keep`, for one that went on, went well and is its run's only call."""
+        call.is_over = True
+        self._resources.mark_token(call, feed)
+        self._close(call, session)
 
     def succeed(self, session: InlineSession, call_id: CallId, text: ForwardText) -> OpenCall | None:
         """The kept call as the given one, which waits for nobody, once its place among all calls is set. None, and
@@ -67,19 +71,58 @@ class Successors:
         )
         if not is_next or not self._may_write(call) or not self._is_right(kept, text):
             return None
+        if not self._has_place(kept, call, feed, text.grow_from):
+            return None
+        call.call = text
+        feed.ask(text)
+        feed.go_on(text.tokens[0], text.positions[0])
+        self._open(session, call, call_id)
+        return call
+
+    def go_on(self, session: InlineSession, call_id: CallId, one: Next) -> OpenCall | None:
+        """As `succeed`, of a call of which is known that it asks for what the one before it did, which `is_plain`."""
+        kept = session.kept
+        if kept is None or kept.checked is None:
+            return None
+        call = kept.call
+        feed, shape = call.work, self._resources.shape
+        assert isinstance(feed, Feed)
+        if (
+            not call.is_over
+            or one.has_grown != bool(call.grown)
+            or call.queue.failure is not None
+            or not 0 <= one.token < shape.vocab_size
+            or not 0 <= one.position < shape.max_context
+            or not self._may_write(call)
+            or not self._has_place(kept, call, feed, one.grow_from)
+        ):
+            return None
+        feed.go_on(one.token, one.position)
+        self._open(session, call, call_id)
+        return call
+
+    def _has_place(self, kept: Kept, call: OpenCall, feed: Feed, grow_from: PageName | None) -> bool:
+        """Whether the call's next token has a place, or has got one."""
         call.grown = []  # and if it fails it leaves all pages but one that it grows now
         if feed.kv_len == len(call.pages) * self._size:
-            if text.grow_from is None or not self._resources.grow_forward(call, feed, text.grow_from):
-                return None
-            kept.names = (*kept.names, text.grow_from)
-        call.call, call.call_id = text, call_id
+            if grow_from is None or not self._resources.grow_forward(call, feed, grow_from):
+                return False
+            kept.names = (*kept.names, grow_from)
+        return True
+
+    def _open(self, session: InlineSession, call: OpenCall, call_id: CallId) -> None:
+        queue = call.queue
+        call.call_id, call.num_clears = call_id, queue.num_clears
         call.is_started = call.is_over = False
-        call.num_clears, call.first_s, call.token_s, call.num_seen = call.queue.num_clears, None, None, 0
-        feed.go_on(text)
+        call.first_s, call.token_s, call.num_seen = None, None, 0
         session.open_calls[call_id] = call
-        call.queue.num_open += 1
-        call.queue.tail = call
-        return call
+        queue.num_open += 1
+        queue.tail = call
+
+    def _close(self, call: OpenCall, session: InlineSession) -> None:
+        del session.open_calls[call.call_id]
+        call.queue.num_open -= 1
+        call.queue.tail = None
 
     def let_go(self, session: InlineSession) -> None:
         """The run holds nothing any more beside its names and its open calls."""
@@ -117,3 +160,8 @@ class Successors:
                 return False
             kept.checked = text.distributions
         return not text.num_drafts
+
+
+def is_only(call: OpenCall, session: InlineSession) -> bool:
+    """Whether the call is the one that its run issued last, and nothing else of it is open."""
+    return session.last_call == call.call_id and len(session.open_calls) == 1 and not call.dependents

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import Protocol, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from loopwright.core.control import ControlStats
 from loopwright.core.errors import BadRequest, NotFound, Overloaded, PermissionDenied, Unavailable
@@ -55,6 +56,7 @@ class Router:
         self._num_ended_bytes = 0
         self._following: set[asyncio.Task[None]] = set()
         self._deployed: dict[str, _Deployed | None] = {}  # by name; None is one that was removed
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of names that are being changed
 
     async def close(self) -> None:
         """Reads no more. The runs go on."""
@@ -79,13 +81,13 @@ class Router:
         return self._workers[0].models()
 
     async def deploy(self, name: str, source: str, filename: str, tenant: TenantId = ONE_TENANT) -> ProgramInfo:
-        deployed = await self._ask_all(lambda worker: worker.deploy(name, source, filename, tenant))
-        self._deployed[name] = (source, filename, tenant)
-        return next(iter(deployed.values()))
+        told = await self._change(
+            name, lambda worker: worker.deploy(name, source, filename, tenant), (source, filename, tenant)
+        )
+        return next(iter(told.values()))
 
     async def undeploy(self, name: str, tenant: TenantId = ONE_TENANT) -> None:
-        await self._ask_all(lambda worker: worker.undeploy(name, tenant))
-        self._deployed[name] = None
+        await self._change(name, lambda worker: worker.undeploy(name, tenant), None)
 
     async def programs(self) -> tuple[ProgramInfo, ...]:
         return await self._alive()[0].programs()
@@ -147,6 +149,18 @@ class Router:
             answers = await self._ask_all(lambda worker: worker.metrics())
             return reduce(or_, answers.values())
         return NOTHING_MEASURED
+
+    async def _change(
+        self, name: str, ask: Callable[[Worker], Awaitable[AnswerT]], deployed: _Deployed | None
+    ) -> dict[Worker, AnswerT]:
+        """As `_ask_all`, of a program: all workers hear of its changes in the same order."""
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            answers = await self._ask_all(ask)
+            self._deployed[name] = deployed
+            for worker in [one for one in self._workers if one.is_alive and one not in answers]:  # admitted meanwhile
+                with suppress(Unavailable):
+                    await _tell(worker, name, deployed)
+            return answers
 
     async def _ask_all(self, ask: Callable[[Worker], Awaitable[AnswerT]]) -> dict[Worker, AnswerT]:
         """The answer of each worker that lives to give it. Raises what one raises; Unavailable if none is left."""

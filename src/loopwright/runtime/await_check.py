@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from loopwright.runtime import sdk_surface as sdk
 from loopwright.runtime.program_names import Names, Said, own_nodes
+from loopwright.sdk.context import Context
 
 _TAKE_ANYTHING = frozenset(
     {"callable", "dir", "getattr", "hasattr", "hash", "id", "isinstance", "setattr", "type", "vars"}
@@ -26,9 +27,15 @@ def check_awaits(tree: ast.Module, names: Names) -> Iterator[Said]:
         for used in _as_values(node, names):
             value = names.value(used)
             if isinstance(value, sdk.Awaitable) and not (value.is_future and _may_hold_future(node, names)):
-                yield used, f"{value.name}(…) is not awaited: it is no value yet", f"write (await {ast.unparse(used)})"
+                yield used, f"{value.name}(…) is not awaited: it is no value yet", _instead(node, used, value.name)
     yield from _left_lying(tree, names)
     yield from _returned_by_main(tree, names)
+
+
+def _instead(node: ast.AST, used: ast.expr, name: str) -> str:
+    if isinstance(node, ast.AsyncFor) and name == Context.generate.__qualname__ and isinstance(used, ast.Call):
+        return "write async for … in ctx.stream(…), which gives the text as it comes"
+    return f"write (await {ast.unparse(used)})"
 
 
 def _may_hold_future(node: ast.AST, names: Names) -> bool:

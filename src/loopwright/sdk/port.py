@@ -89,7 +89,8 @@ class Port:
         """The run is over: whoever still waits is cancelled, and nothing more is sent."""
         self._is_closed = True
         self._deferred.clear()
-        for future in tuple(self._futures.values()):
+        waiting, self._futures = self._futures, {}
+        for future in waiting.values():
             future.cancel()
         for stream in self._streams.values():
             stream.push("error", {"type": "Cancelled", "message": _OVER})
@@ -118,7 +119,7 @@ class Port:
 
     def drop(self, answer: "_Answer") -> None:
         """Nobody waits for this answer any more."""
-        if self._futures.pop(answer.handle, None) is None or self._is_closed:
+        if self._futures.pop(answer.handle, None) is None:
             return
         if answer.goes_on:
             answer.kept = self._futures[answer.handle] = answer.get_loop().create_future()

@@ -16,8 +16,11 @@ Tool = dict[str, Any]
 
 
 def plain_message(message: Message) -> Message:
-    """A message in the form of OpenAI's requests, as `render_chat` takes it. Raises BadRequest for arguments of a call
-    that are no JSON object."""
+    """A message in the form of OpenAI's requests, as `render_chat` takes it. Raises BadRequest for one that neither
+    says nor calls anything, and for arguments of a call that are no JSON object."""
+    if not any(message.get(name) is not None for name in ("content", "tool_calls", "function_call")):
+        known = ", ".join(map(str, message))
+        raise BadRequest(f"messages: a message has {known}, and no content", hint='write "content"', field="messages")
     kept = {name: message[name] for name in ("role", "name", "tool_call_id") if message.get(name) is not None}
     found = {**kept, "content": message.get("content") or ""}
     if calls := message.get("tool_calls"):

@@ -243,7 +243,7 @@ def read_template_options(body: ChatBody, model: ModelInfo) -> dict[str, Any]:
 
 def chat_of_program(request: ChatRequest, program: ProgramInfo) -> RunSpec:
     """The run of a deployed program that answers it: as `program_spec`, with `messages`."""
-    messages = [_whole_message(one) for one in request.body.messages]
+    messages = [_whole_message(one, f"messages[{place}]") for place, one in enumerate(request.body.messages)]
     return program_spec(program, request.generation, "messages", messages, lambda: _last_user_text(messages))
 
 
@@ -295,7 +295,7 @@ def _plain_message(message: MessageBody, place: str, names: dict[str, str]) -> M
             raise BadRequest(f"{field}: two calls have the id {call['id'][:130]!r}", field=field)
         known_ids.add(call["id"])
     if message.content is None and not calls:
-        raise BadRequest(f"{place}.content: is required", field=f"{place}.content")
+        raise _no_content(place)
     plain = {"role": _role(message), "content": _content(message) or ""}
     if message.role == "tool":
         return {**plain, **_of_call(message, place, names)}
@@ -325,11 +325,17 @@ def _of_function(message: MessageBody, place: str, names: Mapping[str, str]) -> 
     return {"tool_call_id": found[-1], "name": message.name}
 
 
-def _whole_message(message: MessageBody) -> Message:
+def _whole_message(message: MessageBody, place: str) -> Message:
     """For a program: what was said of it, without what is null or empty."""
+    if message.content is None and not message.tool_calls and message.function_call is None:
+        raise _no_content(place)
     more = {name: msgspec.to_builtins(getattr(message, name)) for name in MORE_FIELDS}
     more = {name: one for name, one in more.items() if one not in (None, [])}
     return {"role": _role(message), "content": _content(message), **more}
+
+
+def _no_content(place: str) -> BadRequest:
+    return BadRequest(f"{place}.content: is required", field=f"{place}.content")
 
 
 def _role(message: MessageBody) -> str:

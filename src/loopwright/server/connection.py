@@ -2,15 +2,17 @@
 
 Made by uvicorn, as `http` configures it. When a client does not read, what is written stays in our memory. Beyond the
 transport's high-water mark its answer waits; once it has read nothing for a while, the connection is cut, and with it
-ends whatever was done for it. One that begins a request, or only connects, and then sends nothing is cut as late.
+ends whatever was done for it. One that begins a request, or only connects, and then sends nothing is cut as late. One
+that sends requests before it is answered is heard when it leaves, and all of them hear of it.
 """
 
 import asyncio
 import logging
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 STALL_S = 30.0
+MAX_BEHIND = 16  # requests that are read behind the one that is answered
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ class Connection(HttpToolsProtocol):
     _check: asyncio.TimerHandle | None = None
     _num_unread = 0
     _silence: asyncio.TimerHandle | None = None
+    _open: tuple[RequestResponseCycle, ...] = ()  # requests that are not answered, in order
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,6 +39,12 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_more()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._open = (*(one for one in self._open if not one.response_complete), self.cycle)
+        if len(self._open) <= MAX_BEHIND + 1:
+            self.flow.resume_reading()  # uvicorn would read no more, and so not see the client leave
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -52,6 +61,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         self._await_nothing()
+        for one in self._open:  # uvicorn tells the last one
+            one.disconnected = not one.response_complete
+            one.message_event.set()
         super().connection_lost(exc)
 
     def _await_more(self) -> None:

@@ -52,7 +52,8 @@ class Forwarding:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(answering, leaving, return_exceptions=True)
         if not answering.cancelled():
-            answering.result()
+            with suppress(ClientDisconnect):  # before its request was whole
+                answering.result()
 
     async def close(self) -> None:
         """Closes its connections."""

@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from loopwright.core.bell import Bell, Doorbell
-from loopwright.core.calls import LogprobKind, QueueCall
+from loopwright.core.calls import ForwardText, LogprobKind, QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import (
     BadRequest,
@@ -23,10 +23,11 @@ from loopwright.core.errors import (
     Unavailable,
     from_info,
 )
+from loopwright.core.going_on import LastText, Next
 from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import Completion, Progress
+from loopwright.core.results import CallTiming, Completion, Forwarded, Progress
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import BINDER, Link, Peer
 from loopwright.transport.open_requests import OpenRequests
@@ -46,6 +47,8 @@ class ControlClient:
         self.bell = Bell()  # for RemoteSession
         self._sessions: dict[int, RemoteSession] = {}
         self._rows: list[tuple[int, CallId, LogprobKind]] = []  # whose the tokens are that come
+        self._going: list[tuple[int, CallId, Next]] = []  # not sent yet
+        self._loop = asyncio.get_running_loop()
         self._requests: OpenRequests[messages.Answer] = OpenRequests()
         self._is_over = asyncio.Event()
         self._welcome: asyncio.Future[tuple[ModelInfo, ...]] = asyncio.get_running_loop().create_future()
@@ -122,7 +125,26 @@ class ControlClient:
 
     def send(self, message: messages.ToControl) -> None:
         """For RemoteSession. Sent to a model worker that is gone, it goes nowhere."""
+        if self._going:
+            self._send_going()  # what came before goes before
         self._link.send(BINDER, messages.encode(message))
+
+    def go_on(self, session_id: int, call_id: CallId, one: Next) -> None:
+        """For RemoteSession: as `send`, of a call that goes on from the last text of its session; all of one turn of
+        the loop are one message."""
+        if not self._going:
+            self._loop.call_soon(self._send_going)
+        self._going.append((session_id, call_id, one))
+
+    def _send_going(self) -> None:
+        going, self._going = self._going, []
+        if not going:
+            return
+        session_ids, call_ids, news = zip(*going, strict=True)
+        tokens, positions, grow_from, have_grown = zip(*news, strict=True)
+        grown = [place for place, has_grown in enumerate(have_grown) if has_grown] if any(have_grown) else []
+        message = messages.GoOn(session_ids, call_ids, tokens, positions, grow_from, grown)
+        self._link.send_at_once(BINDER, messages.encode(message))
 
     def forget(self, session: "RemoteSession") -> None:
         """For RemoteSession: closes it on the other side."""
@@ -140,10 +162,10 @@ class ControlClient:
             log.warning("dropped a malformed message of the model worker: %s", error)
             return
         match message:
+            case messages.Lists() | messages.Whose() | messages.Tokens():
+                self._take_columns(message)
             case messages.Completed(completions):
                 self._deliver(completions)
-            case messages.Whose() | messages.Tokens():
-                self._take_tokens(message)
             case messages.SessionEnded(session_id, info):
                 if (session := self._sessions.pop(session_id, None)) is not None:
                     session.end(from_info(info))
@@ -163,7 +185,22 @@ class ControlClient:
                 session.deliver(completion)
         self.bell.tell_all()  # their programs may choose what all others wait for
 
-    def _take_tokens(self, message: messages.Whose | messages.Tokens) -> None:
+    def _take_lists(self, told: messages.Lists) -> None:
+        columns = told.sessions, told.calls, told.kv_lens, told.nums_pages, told.lists
+        for place, (session_id, call_id, kv_len, num_pages, found) in enumerate(zip(*columns, strict=True)):
+            if (session := self._sessions.get(session_id)) is None:
+                continue
+            timing = None
+            if told.issued_s:
+                timing = CallTiming(told.issued_s[place], told.started_s[place], None, told.ended_s, 0, 0, 0)
+            result = Forwarded(kv_len=kv_len, num_pages=num_pages, distributions=(found,))
+            session.deliver(Completion(call_id, result, None, timing))
+        self.bell.tell_all()  # their programs may choose what all others wait for
+
+    def _take_columns(self, message: messages.Lists | messages.Whose | messages.Tokens) -> None:
+        if isinstance(message, messages.Lists):
+            self._take_lists(message)
+            return
         if isinstance(message, messages.Whose):
             self._rows = list(zip(message.sessions, message.calls, message.kinds, strict=True))
             return
@@ -198,6 +235,7 @@ class RemoteSession:
         self._has_news = asyncio.Event()
         self._doorbell: Doorbell | None = None  # of a reader that wants to be told
         self._end: LoopwrightError | None = None
+        self._last: LastText | None = None  # that was sent
 
     def submit(self, call_id: CallId, call: QueueCall) -> None:
         if self._end is not None:
@@ -206,6 +244,10 @@ class RemoteSession:
             overloaded = Overloaded("the model worker does not keep up with the calls sent to it")
             self.deliver(Completion(call_id, error=overloaded.info()))
             return
+        text = call if isinstance(call, ForwardText) else None
+        if text is not None and self._last is not None and (one := self._last.next_of(text)) is not None:
+            self._client.go_on(self.session_id, call_id, one)
+            return
         try:
             raw = msgspec.Raw(messages.encode(call))
         except (OverflowError, UnicodeEncodeError) as error:  # a number beyond 64 bits, half a surrogate pair
@@ -213,6 +255,8 @@ class RemoteSession:
             self.deliver(Completion(call_id, error=refused.info()))
             return
         self._client.send(messages.SubmitCall(self.session_id, call_id, raw))
+        if text is not None:
+            self._last = LastText(text)
 
     def interrupt(self, call_id: CallId) -> None:
         if self._end is None:

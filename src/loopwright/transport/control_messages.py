@@ -4,6 +4,7 @@ Made and read by control_client and control_server. A call travels undecoded ins
 malformed still has a session and an id to be answered to.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -11,10 +12,10 @@ import msgspec
 from loopwright.core.calls import LogprobKind, QueueCall
 from loopwright.core.control import ControlLimits, ControlStats
 from loopwright.core.errors import ErrorInfo
-from loopwright.core.ids import CallId, RunId, TenantId
+from loopwright.core.ids import CallId, PageName, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import Completion
+from loopwright.core.results import Completion, Distribution
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +40,18 @@ class SubmitCall(Message, frozen=True, tag="submit"):
     session: int
     call_id: CallId
     call: msgspec.Raw
+
+
+class GoOn(Message, frozen=True, tag="go_on"):
+    """Calls of one token, in order, of which each goes on from the last ForwardText of its session, as columns: what is
+    new in them. Pages have `grown` at these places: see `core.going_on`."""
+
+    sessions: Sequence[int]
+    calls: Sequence[CallId]
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    grow_from: Sequence[PageName | None]
+    grown: Sequence[int] = ()
 
 
 class InterruptCall(Message, frozen=True, tag="interrupt"):
@@ -92,6 +105,19 @@ class Tokens(Message, frozen=True, tag="tokens"):
     left_out: list[int] = []
 
 
+class Lists(Message, frozen=True, tag="lists"):
+    """What calls completed with, as columns: see `core.told_tokens.ToldLists`."""
+
+    sessions: Sequence[int]
+    calls: Sequence[CallId]
+    kv_lens: Sequence[int]
+    nums_pages: Sequence[int]
+    lists: Sequence[Distribution]
+    issued_s: Sequence[float]
+    started_s: Sequence[float]
+    ended_s: float
+
+
 class SessionEnded(Message, frozen=True, tag="ended"):
     """The session failed, or was refused; nothing more comes of it."""
 
@@ -115,9 +141,9 @@ class RequestFailed(Message, frozen=True, tag="failed"):
 
 
 InSession: TypeAlias = SubmitCall | InterruptCall | CloseSession
-ToControl: TypeAlias = Hello | OpenSession | InSession | AskStats | AskMetrics | Goodbye
+ToControl: TypeAlias = Hello | OpenSession | InSession | GoOn | AskStats | AskMetrics | Goodbye
 Answer: TypeAlias = StatsAnswer | MetricsAnswer
-FromControl: TypeAlias = Welcome | Completed | Whose | Tokens | SessionEnded | Answer | RequestFailed
+FromControl: TypeAlias = Welcome | Completed | Whose | Tokens | Lists | SessionEnded | Answer | RequestFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_control = msgspec.msgpack.Decoder(ToControl).decode

@@ -15,8 +15,9 @@ import msgspec
 from loopwright.core.calls import Forward, ForwardText, Generate
 from loopwright.core.control import Control, Session
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, LimitExceeded, LoopwrightError
+from loopwright.core.going_on import GoesOn, LastText, Next
 from loopwright.core.results import Completion
-from loopwright.core.told_tokens import ReadTogether, Whose
+from loopwright.core.told_tokens import ReadTogether, ToldLists, Whose
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import MAX_MESSAGE_BYTES, LinkServer, Peer
 
@@ -45,7 +46,9 @@ class ControlServer(LinkServer["_Client"]):
             return
         client = self._client(peer)
         match message:
-            case messages.SubmitCall() | messages.InterruptCall() | messages.CloseSession():  # the most frequent first
+            case messages.GoOn():  # the most frequent first
+                self._go_on(peer, client, message)
+            case messages.SubmitCall() | messages.InterruptCall() | messages.CloseSession():
                 self._take_in_session(peer, client, message)
             case messages.Hello(name):
                 client.name = name
@@ -60,18 +63,18 @@ class ControlServer(LinkServer["_Client"]):
                 assert_never(message)
 
     def _take_in_session(self, peer: Peer, client: "_Client", message: messages.InSession) -> None:
-        session = client.sessions.get(message.session)
-        if session is None:
+        one = client.sessions.get(message.session)
+        if one is None:
             return  # it ended before the client heard of it
         match message:
             case messages.SubmitCall():
-                self._submit(peer, client, session, message)
+                self._submit(peer, client, one, message)
             case messages.InterruptCall():
-                session.interrupt(message.call_id)
+                one.session.interrupt(message.call_id)
             case messages.CloseSession():
                 del client.sessions[message.session]
-                session.close()
-                self._arrived(session)
+                one.session.close()
+                self._arrived(one.session)
             case _:
                 assert_never(message)
 
@@ -81,7 +84,7 @@ class ControlServer(LinkServer["_Client"]):
         except LoopwrightError as error:
             self._send(peer, messages.SessionEnded(message.session, error.info()))
             return
-        client.sessions[message.session] = session
+        client.sessions[message.session] = _Open(session)
         self._arriving.add(session)
         asyncio.get_running_loop().call_later(ARRIVING_S, self._arrived, session)
         self._control.expect(len(self._arriving))
@@ -91,16 +94,33 @@ class ControlServer(LinkServer["_Client"]):
                 client.reader = _Reader(self, peer, client)
             session.when_tokens(client.reader, message.session)
 
-    def _submit(self, peer: Peer, client: "_Client", session: Session, message: messages.SubmitCall) -> None:
+    def _submit(self, peer: Peer, client: "_Client", one: "_Open", message: messages.SubmitCall) -> None:
         try:
             call = messages.decode_call(message.call)
         except msgspec.MsgspecError as error:
             completion = Completion(message.call_id, error=BadRequest(str(error)).info())
             self._complete(peer, client, message.session, completion)
             return
-        session.submit(message.call_id, call)
+        if isinstance(call, ForwardText):
+            one.last = LastText(call)
+        one.session.submit(message.call_id, call)
         if isinstance(call, RUNNING):
-            self._arrived(session)
+            self._arrived(one.session)
+
+    def _go_on(self, peer: Peer, client: "_Client", message: messages.GoOn) -> None:
+        columns = message.sessions, message.calls, message.tokens, message.positions, message.grow_from
+        for place, (session_id, call_id, token, position, grow_from) in enumerate(zip(*columns, strict=True)):
+            one = client.sessions.get(session_id)
+            if one is None:
+                continue
+            if (last := one.last) is None:
+                error = BadRequest("a call goes on from another, and none was sent")
+                self._complete(peer, client, session_id, Completion(call_id, error=error.info()))
+                continue
+            new = Next(token, position, grow_from, place in message.grown)
+            if one.go_on is None or not one.go_on(call_id, new):
+                one.session.submit(call_id, last.text_of(new))
+            last.go_on(new)
 
     def _arrived(self, session: Session) -> None:
         """The session has its first call, or may have none for long: nobody waits for it."""
@@ -134,8 +154,8 @@ class ControlServer(LinkServer["_Client"]):
 
     def _end_session(self, peer: Peer, client: "_Client", session_id: int, error: LoopwrightError) -> None:
         self._send(peer, messages.SessionEnded(session_id, error.info()))
-        if (session := client.sessions.pop(session_id, None)) is not None:
-            session.close()
+        if (one := client.sessions.pop(session_id, None)) is not None:
+            one.session.close()
 
     def _complete(self, peer: Peer, client: "_Client", session_id: int, completion: Completion) -> None:
         """Has it in the message of this turn of the loop: a step completes something for most of the sessions."""
@@ -157,6 +177,18 @@ class ControlServer(LinkServer["_Client"]):
             told = messages.Whose(list(whose.names), list(whose.call_ids), list(whose.kinds))
             self._link.send(peer, messages.encode(told))
         self._link.send(peer, messages.encode(messages.Tokens(list(token_ids), list(logprobs), list(left_out))))
+        return True
+
+    def take_lists(self, peer: Peer, client: "_Client", told: ToldLists) -> bool:
+        """For _Reader: what a step found for the client's sessions as one message. False while it does not take what
+        it was sent, and for what is too much at once."""
+        if client.held_up or self._link.is_full(peer):
+            return False
+        payload = messages.encode(messages.Lists(*told))
+        if len(payload) > MAX_MESSAGE_BYTES:
+            return False
+        self._send_completed(peer, client)  # what came before goes before
+        self._link.send_at_once(peer, payload)
         return True
 
     def _send_completed(self, peer: Peer, client: "_Client") -> None:
@@ -203,6 +235,7 @@ class _Reader:
 
     def __init__(self, server: ControlServer, peer: Peer, client: "_Client") -> None:
         self._take = partial(server.take_tokens, peer, client)
+        self.take_lists = partial(server.take_lists, peer, client)
 
     def take_tokens(
         self, whose: Whose, token_ids: Sequence[int], logprobs: Sequence[float], left_out: Sequence[int]
@@ -210,17 +243,28 @@ class _Reader:
         return self._take(whose, token_ids, logprobs, left_out)
 
 
+class _Open:
+    """A session that a client opened. Its `last` text is what calls go on from."""
+
+    __slots__ = ("go_on", "last", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.go_on = session.go_on if isinstance(session, GoesOn) else None
+        self.last: LastText | None = None
+
+
 class _Client:
     """A connected runtime worker."""
 
     def __init__(self) -> None:
         self.name = ""
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, _Open] = {}
         self.completed: list[tuple[int, Completion]] = []  # by session, in this turn of the loop
         self.reader: _Reader | None = None  # once it has a session
         self.whose: Whose | None = None  # what it was told last
         self.held_up: set[int] = set()  # sessions whose completions wait until it takes what it was sent
 
     def leave(self) -> None:
-        for session in list(self.sessions.values()):
-            session.close()
+        for one in list(self.sessions.values()):
+            one.session.close()

@@ -34,7 +34,7 @@ AnswerT = TypeVar("AnswerT", bound=messages.Answer)
 
 
 class RunsClient:
-    """One connection to a runtime worker; `connect` makes it, `close` ends it. The worker's runs outlive it."""
+    """One connection to a runtime worker; `connect` makes it, `close` ends it, and with it what it started."""
 
     def __init__(self, address: str, clock: Clock) -> None:
         self._link = Link.connect(address, self._take, self._lost)

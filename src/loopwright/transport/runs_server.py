@@ -1,17 +1,20 @@
 """Serves a core.runs.Runs to server processes over a socket. Never decides anything. Run by compose, runtime worker.
 
 Every request and every event stream is a task. A stream sends as many events as its reader has granted, so a slow
-reader holds up its own stream alone; what comes meanwhile stays with the run.
+reader holds up its own stream alone; what comes meanwhile stays with the run. When a server process dies, what it
+started and has not seen the end of is cancelled: whoever wanted it was connected to that process.
 """
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import assert_never
 
 import msgspec
 
 from loopwright.core.errors import InternalError, LoopwrightError, NotFound
 from loopwright.core.events import Finished
+from loopwright.core.ids import RunId
 from loopwright.core.runs import Runs, open_events
 from loopwright.transport import runs_messages as messages
 from loopwright.transport.link import LinkServer, Peer
@@ -27,6 +30,7 @@ class RunsServer(LinkServer["_Client"]):
     def __init__(self, runs: Runs, address: str) -> None:
         super().__init__(address, _Client)
         self._runs = runs
+        self._ending: set[asyncio.Task[None]] = set()
 
     def _take(self, peer: Peer, payload: bytes) -> None:
         try:
@@ -41,7 +45,7 @@ class RunsServer(LinkServer["_Client"]):
                 self._send(peer, messages.Welcome(self._runs.models()))
             case messages.OpenStream(stream_id):
                 credit = asyncio.Semaphore(min(message.credit, MAX_CREDIT))
-                task = self._tasks.create_task(self._carry_events(peer, message, credit))
+                task = self._tasks.create_task(self._carry_events(peer, client, message, credit))
                 client.streams[stream_id] = _Stream(task, credit)
                 task.add_done_callback(lambda _: client.streams.pop(stream_id, None))
             case messages.GrantCredit(stream_id, num_events):
@@ -55,7 +59,9 @@ class RunsServer(LinkServer["_Client"]):
             case _:
                 self._tasks.create_task(self._answer(peer, message))
 
-    async def _carry_events(self, peer: Peer, message: messages.OpenStream, credit: asyncio.Semaphore) -> None:
+    async def _carry_events(
+        self, peer: Peer, client: "_Client", message: messages.OpenStream, credit: asyncio.Semaphore
+    ) -> None:
         try:
             async with open_events(self._runs, message.run, message.after) as events:
                 async for event in events:
@@ -63,6 +69,7 @@ class RunsServer(LinkServer["_Client"]):
                     await self._link.drained(peer)
                     self._send(peer, messages.StreamEvent(message.stream, event))
                     if isinstance(event, Finished):
+                        client.started.discard(message.run)
                         return
             raise InternalError(f"the events of run {message.run} ended without a final one")
         except LoopwrightError as error:
@@ -80,8 +87,11 @@ class RunsServer(LinkServer["_Client"]):
             log.exception("the request %s failed", type(request).__name__)
             self._send(peer, messages.RequestFailed(request.request, InternalError(repr(error)).info()))
         else:
-            if isinstance(answer, messages.RunStarted) and peer not in self._clients:
-                await self._cancel_unclaimed(answer)
+            if isinstance(answer, messages.RunStarted):
+                if (client := self._clients.get(peer)) is None:  # it has gone meanwhile
+                    await self._cancel_unclaimed(answer.run)
+                else:
+                    client.started.add(answer.run)
             self._send(peer, answer)
 
     async def _carry_out(self, request: messages.Request) -> messages.Answer:
@@ -112,12 +122,18 @@ class RunsServer(LinkServer["_Client"]):
             case _:
                 assert_never(request)
 
-    async def _cancel_unclaimed(self, started: messages.RunStarted) -> None:
-        """A run that began when its client had gone already: nobody will ever read it."""
-        try:
-            await self._runs.cancel(started.run)
-        except NotFound:
-            return
+    def _release(self, peer: Peer) -> None:
+        client = self._clients.get(peer)
+        super()._release(peer)
+        for run_id in () if client is None else client.started:
+            task = asyncio.create_task(self._cancel_unclaimed(run_id))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _cancel_unclaimed(self, run_id: RunId) -> None:
+        """A run whose client has gone: nobody will ever read it."""
+        with suppress(NotFound):
+            await self._runs.cancel(run_id)
 
     def _send(self, peer: Peer, message: messages.FromRuns) -> None:
         self._link.send(peer, messages.encode(message))
@@ -141,6 +157,7 @@ class _Client:
     def __init__(self) -> None:
         self.name = ""
         self.streams: dict[int, _Stream] = {}
+        self.started: set[RunId] = set()  # by it, and it has not been sent their end
 
     def leave(self) -> None:
         for stream in list(self.streams.values()):
