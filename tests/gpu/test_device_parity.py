@@ -12,10 +12,11 @@ from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda.choice import choose_device
 from loopwright.engine.cuda.matrices import Matrix
-from loopwright.engine.cuda.operations import Operations
+from loopwright.engine.cuda.operations import Operations, WideUse
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.sampling import RowSamplings, draw_rows
+from loopwright.engine.cuda.wide_products import MOST_OFF
 from loopwright.engine.loaded_model import Experts, LoadedModel
 from loopwright.engine.sampler import choose
 from runner_rig import Rig, dense_rows, runs_of, some_tokens
@@ -379,3 +380,25 @@ def test_equal_logits_draw_equal_tokens_on_the_gpu_and_on_the_cpu(sampling: Samp
     ids = draw_rows(operations().draw, logits, logits, columns, np.arange(64) + 100)[0]
     on_host = logits.cpu()
     assert ids.tolist() == [choose(row, sampling, 100 + number) for number, row in enumerate(on_host)]
+
+
+@pytest.mark.parametrize("use", ["project", "onto", "silu", "gelu"])
+def test_ways_to_multiply_many_rows_give_what_torch_gives(use: WideUse) -> None:
+    """Of numbers of rows, inputs and outputs that fill no tile; the gate in its product is one of them."""
+    generator = torch.Generator(CUDA).manual_seed(5)
+    weights = (torch.randn(1200, 1000, generator=generator, device=CUDA) / 32).bfloat16()
+    from loopwright.engine.cuda import wide_ways  # noqa: PLC0415 (there may be no Triton)
+
+    usual, ways = wide_ways.ways_of(use, weights)
+    assert {"silu", "gelu"}.isdisjoint({use}) or ways[0].name == "gated" or torch.cuda.get_device_capability() < (9, 0)
+    assert any(way.name == "cuBLASLt 0" for way in ways)
+    for num_rows in (130, 5001, 8192):
+        vectors = torch.randn(num_rows, 1000, generator=generator, device=CUDA).bfloat16()
+        dtype = torch.float32 if use == "onto" else torch.bfloat16
+        begun = torch.randn(num_rows, 600 if use in ("silu", "gelu") else 1200, device=CUDA).to(dtype)
+        usual(vectors, weights, expected := begun.clone())
+        for way in ways:
+            if way.waves(num_rows) is not None:
+                way.run(vectors, weights, found := begun.clone())
+                off = torch.linalg.vector_norm((found - expected).float()) / torch.linalg.vector_norm(expected.float())
+                assert off < MOST_OFF, (way.name, num_rows)

@@ -6,7 +6,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.runtime.timeline import MAX_SPANS, PHASES, Phase, Timeline
+from loopwright.runtime.timeline import MAX_PENDING, MAX_SPANS, PHASES, Phase, Timeline
 
 END = 30
 spans = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(-3, END + 3), st.integers(-3, END + 3)), max_size=12)
@@ -53,3 +53,22 @@ def test_many_stretches_become_one_for_each_phase_and_still_add_up() -> None:
     assert len(stretches) == MAX_SPANS + 2
     assert {one.phase: one.count for one in stretches[-2:]} == {"decode": 936, "program": 936}
     assert timeline.totals() == {"decode": 1000.0, "program": 1000.0}
+
+
+def test_it_is_full_seldom_however_long_something_goes_on() -> None:
+    timeline = Timeline(0.0, "program")
+    num_settled = 0
+    for number in range(100 * MAX_PENDING):
+        timeline.add("decode", 2.0 * number, 2.0 * number + 1)
+        if timeline.is_full:
+            num_settled += 1
+            timeline.settle(10.0)  # a call that began there is still open
+    assert num_settled == 7, "each time twice as many"
+    timeline.settle(200.0 * MAX_PENDING)
+    assert timeline.totals() == {"decode": 100.0 * MAX_PENDING, "program": 100.0 * MAX_PENDING}
+    for number in range(3 * MAX_PENDING):
+        timeline.add("decode", 200.0 * MAX_PENDING + number, 200.0 * MAX_PENDING + number + 1)
+        if timeline.is_full:
+            num_settled += 1
+            timeline.settle(200.0 * MAX_PENDING + number + 1)
+    assert num_settled == 9, "and as seldom as before once it is over"

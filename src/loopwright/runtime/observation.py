@@ -124,8 +124,10 @@ class Observation:
     def waits(self) -> None:
         """The program computes nothing from now on."""
         if self._sees_waits and self._runs_from_s is not None:
-            self._timeline.add("program", self._runs_from_s, self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._timeline.add("program", self._runs_from_s, now_s)
             self._runs_from_s = None
+            self._settle(now_s)
 
     def goes_on(self) -> None:
         """There is something for the program, or it does not wait any more."""
@@ -158,8 +160,8 @@ class Observation:
         now_s = self._clock.now_s()
         self._add_open(watched, now_s)
         self._instrument.histogram(metrics.HOST_CALL_S, (watched.op,)).observe(now_s - watched.began_s)
-        if self._timeline.is_full:
-            self._timeline.settle(min((one.began_s for one in self._watched.values()), default=now_s))
+        if not self._sees_waits or self._runs_from_s is not None:
+            self._settle(now_s)
 
     def used_tool(self, name: str, duration_s: float, code: Code) -> None:
         """A tool of the server has answered."""
@@ -198,6 +200,14 @@ class Observation:
         instrument.add(metrics.PROGRAM_CPU_S, cpu_s, account)
         stretches = tuple(self._timeline.stretches())
         return Ended(self._timeline.start_s, end_s, self._first_s, cpu_s, stretches, self._usage, tuple(self._tools))
+
+    def _settle(self, now_s: float) -> None:
+        """Not while the program waits for what is about to be told."""
+        if self._timeline.is_full:
+            if self._runs_from_s is not None:
+                self._timeline.add("program", self._runs_from_s, now_s)
+                self._runs_from_s = now_s
+            self._timeline.settle(min((one.began_s for one in self._watched.values()), default=now_s))
 
     def _add(self, timing: CallTiming) -> None:
         """What control says of a call that is over."""

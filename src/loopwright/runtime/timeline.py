@@ -22,11 +22,13 @@ PHASE_MEANINGS: dict[Phase, str] = {
 tokens are made costs the run no time."""
 
 PHASES: tuple[Phase, ...] = tuple(PHASE_MEANINGS)
+_RANKS = {phase: rank for rank, phase in enumerate(PHASES)}
 
 MAX_SPANS = 128
 """Stretches that are told one by one. Those after them are told together, one for each phase."""
 
-MAX_PENDING = 4096
+MAX_PENDING = 256
+"""Of moments that are not settled: so few that settling them holds nobody up."""
 
 
 @dataclass(slots=True)
@@ -47,18 +49,19 @@ class Timeline:
         self._base = base
         self._settled_s = start_s  # up to here phases are decided
         self._pending: list[tuple[int, float, float]] = []  # rank, start, end
+        self._full_at = MAX_PENDING
         self._single: list[Stretch] = []
         self._merged: dict[Phase, Stretch] = {}
 
     def add(self, phase: Phase, start_s: float, end_s: float) -> None:
         """Says that something of that phase went on from here to there."""
         if end_s > start_s:
-            self._pending.append((PHASES.index(phase), start_s, end_s))
+            self._pending.append((_RANKS[phase], start_s, end_s))
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to `settle`."""
-        return len(self._pending) > MAX_PENDING
+        return len(self._pending) > self._full_at
 
     def settle(self, until_s: float) -> None:
         """Decides the phases of all moments before; nothing is added there any more."""
@@ -72,10 +75,14 @@ class Timeline:
                 events += ((start_s, rank, 1), (end_s, rank, -1))
         events.sort()
         counts = [0] * len(PHASES)
+        present = 0  # a bit for each rank that counts
         for at_s, rank, change in [*events, (until_s, 0, 0)]:
-            self._append(self._phase_of(counts), at_s)
+            first = (present & -present).bit_length() - 1
+            self._append(PHASES[first] if present else self._base, at_s)
             counts[rank] += change
+            present = present | 1 << rank if counts[rank] else present & ~(1 << rank)
         self._pending = later
+        self._full_at = max(MAX_PENDING, 2 * len(later))  # while something goes on for long, what is behind it stays
 
     def stretches(self) -> Sequence[Stretch]:
         """All of it, as far as it is settled, in order."""
@@ -87,9 +94,6 @@ class Timeline:
         for one in self.stretches():
             totals[one.phase] = totals.get(one.phase, 0.0) + one.seconds
         return totals
-
-    def _phase_of(self, counts: Sequence[int]) -> Phase:
-        return next((phase for phase, count in zip(PHASES, counts, strict=True) if count), self._base)
 
     def _append(self, phase: Phase, until_s: float) -> None:
         seconds = until_s - self._settled_s

@@ -79,6 +79,9 @@ class _Kind:
         self.wanted, self.fits, self.exact = wanted, fits, frozenset(exact)
         self.inner = inner  # where in a value of the right type, but with a wrong one inside: "[2]: 'x' is not int"
 
+    def takes_all(self, values: Collection[object]) -> bool:
+        return self is _ANYTHING or {*map(type, values)} <= self.exact or all(map(self.fits, values))
+
 
 class _Check:
     """The arguments of one function."""
@@ -86,13 +89,13 @@ class _Check:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._title = function.__qualname__.removesuffix(".__init__")
-        self._places: list[tuple[str, _Kind]] = []
+        self._places: list[tuple[int, str, _Kind]] = []  # that do not take anything
         self._named: dict[str, _Kind] = {}
         self._takes_any_name = False
 
     def read(self) -> None:
         hints = typing.get_type_hints(self._function)
-        for one in inspect.signature(self._function).parameters.values():
+        for place, one in enumerate(inspect.signature(self._function).parameters.values()):
             hint = hints.get(one.name, Any)
             if one.kind is one.VAR_KEYWORD:
                 if typing.get_origin(hint) is typing.Unpack:
@@ -102,24 +105,29 @@ class _Check:
                     self._takes_any_name = True
             elif one.kind is not one.VAR_POSITIONAL:
                 kind = _kind(hint)
-                if one.kind is not one.KEYWORD_ONLY:
-                    self._places.append((one.name, kind))
+                if one.kind is not one.KEYWORD_ONLY and kind is not _ANYTHING:
+                    self._places.append((place, one.name, kind))
                 if one.kind is not one.POSITIONAL_ONLY:
                     self._named[one.name] = kind
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for (name, kind), value in zip(self._places, args, strict=False):
+        num_args = len(args)
+        for place, name, kind in self._places:
+            if place >= num_args:
+                break
+            value = args[place]
             if type(value) not in kind.exact and not kind.fits(value):
                 raise self._refused(name, kind, value)
         for name, value in kwargs.items():
             found = self._named.get(name)
             if found is None:
-                self._unknown(name)
+                if not self._takes_any_name:
+                    raise self._unknown(name)
             elif type(value) not in found.exact and not found.fits(value):
                 raise self._refused(name, found, value)
 
     def refusal(self, name: str, value: object) -> BadRequest | None:
-        kind = self._named.get(name) or dict(self._places).get(name)
+        kind = self._named.get(name) or {one: kind for _, one, kind in self._places}.get(name)
         return None if kind is None or kind.fits(value) else self._refused(name, kind, value)
 
     def _refused(self, name: str, kind: _Kind, value: object) -> BadRequest:
@@ -128,13 +136,10 @@ class _Check:
         hint = "write await before it" if inspect.isawaitable(value) else f"{self._title} takes {kind.wanted} there"
         return BadRequest(said, hint=hint, field=name)
 
-    def _unknown(self, name: str) -> None:
-        if not self._takes_any_name:
-            near = difflib.get_close_matches(name, [one for one in self._named if one != "self"], n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(self._named.keys() - {'self'}))}"
-            )
-            raise TypeError(f"{self._title} takes no {name!r}; {hint}")
+    def _unknown(self, name: str) -> TypeError:
+        near = difflib.get_close_matches(name, [one for one in self._named if one != "self"], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(self._named.keys() - {'self'}))}"
+        return TypeError(f"{self._title} takes no {name!r}; {hint}")
 
 
 def shown(value: object) -> str:
@@ -202,9 +207,9 @@ def _series(item: _Kind) -> _Kind:
         return isinstance(value, Iterable) and not isinstance(value, (*_TEXTS, Mapping))
 
     def fits(value: object) -> bool:
-        if not is_one(value):
+        if type(value) is not list and not is_one(value):
             return False
-        return not isinstance(value, Collection) or {*map(type, value)} <= item.exact or all(map(item.fits, value))
+        return not isinstance(value, Collection) or item.takes_all(value)
 
     def inner(value: Any) -> str | None:  # noqa: ANN401 (any)
         if not is_one(value) or not isinstance(value, Collection):
@@ -225,7 +230,7 @@ def _pair(items: list[_Kind]) -> _Kind:
 
 def _mapping(key: _Kind, item: _Kind) -> _Kind:
     def fits(value: object) -> bool:
-        return isinstance(value, Mapping) and all(map(key.fits, value)) and all(map(item.fits, value.values()))
+        return isinstance(value, Mapping) and key.takes_all(value) and item.takes_all(value.values())
 
     def inner(value: object) -> str | None:
         if not isinstance(value, Mapping):

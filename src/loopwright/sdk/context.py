@@ -121,7 +121,7 @@ class Context:
 
     def accept(self, tokens: int | Sequence[int]) -> None:
         """Adds tokens that the program chose itself, say from `next_dist`."""
-        self.append([tokens] if isinstance(tokens, int) else tokens)
+        self._log.append([tokens] if isinstance(tokens, int) else list(tokens))
 
     @property
     def tokens(self) -> tuple[int, ...]:

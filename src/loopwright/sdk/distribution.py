@@ -4,6 +4,7 @@ import math
 from array import array
 from binascii import a2b_base64
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ class Distribution:
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.ids = array("i", a2b_base64(data["ids"]))
-        self.logprobs = array("f", a2b_base64(data["logprobs"]))
+        self._packed: str = data["logprobs"]  # until somebody looks at them
         self.covered: float = data["covered"]
         self.tail_mass: float = data["tail_mass"]
         self.truncated: bool = data["truncated"]
@@ -40,6 +41,11 @@ class Distribution:
         self.logits = None if logits is None else array("f", a2b_base64(logits))
         ranks = data.get("ranks")
         self.ranks = None if ranks is None else array("i", a2b_base64(ranks))
+
+    @cached_property
+    def logprobs(self) -> "array[float]":
+        """Of each of `ids`."""
+        return array("f", a2b_base64(self._packed))
 
     def __repr__(self) -> str:
         """The most probable tokens with their probabilities, how many are listed, and the mass of the rest."""

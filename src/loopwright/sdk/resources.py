@@ -181,7 +181,7 @@ class Queue:
 
     def forward_text(self, **fields: Any) -> Answer:  # noqa: ANN401 (JSON)
         """embed → forward → distribution or sample in one step; fields as in the ABI's forward_text."""
-        return self.issue("forward_text", **fields)
+        return self._port.issue(self._operation("forward_text", fields))
 
     def segment(self, *, emit: bool | Show, stream: bool, **generate: Any) -> Stream:  # noqa: ANN401 (JSON)
         """A segment with text; fields as in the ABI's generate."""

@@ -103,12 +103,12 @@ def used_places(row: AttentionRow, device: torch.device) -> Tensor:
 
 def new_places(rows: Sequence[AttentionRow]) -> NDArray[np.int64]:
     """Where the KV of all new tokens goes: [num_tokens]."""
-    found = []
+    found, within = [], np.arange(BLOCK_SIZE)
     for row in rows:
-        index = np.arange(row.kv_len, row.kv_len + row.num_tokens)
-        first = row.kv_len // BLOCK_SIZE
-        blocks = np.asarray(row.block_ids[first : index[-1] // BLOCK_SIZE + 1], np.int64)
-        found.append(blocks[index // BLOCK_SIZE - first] * BLOCK_SIZE + index % BLOCK_SIZE)
+        first, offset = divmod(row.kv_len, BLOCK_SIZE)
+        end = offset + row.num_tokens
+        blocks = np.asarray(row.block_ids[first : first - (-end // BLOCK_SIZE)], np.int64)
+        found.append((blocks[:, None] * BLOCK_SIZE + within).reshape(-1)[offset:end])
     return np.concatenate(found)
 
 

@@ -7,12 +7,13 @@ device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from loopwright.engine.attention import AttentionRow
-from loopwright.engine.cuda.attention import PagedAttention, new_places
+from loopwright.engine.cuda.attention import PagedAttention, PlannedRows, new_places
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.cache import DeviceKvCache
 from loopwright.engine.cuda.layers import DeviceLayer, activation, embedding_scale, misfit
@@ -23,6 +24,9 @@ from loopwright.engine.transfer import to_device
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, query [num_tokens, num_heads, head_dim], own) → [num_tokens, num_heads · head_dim], as PlannedRows does."""
+
+Planned = Callable[[], PlannedRows]
+"""A step's rows, which are planned when somebody asks for them."""
 
 
 class DeviceDecoder:
@@ -73,6 +77,20 @@ class DeviceDecoder:
         """Bytes of weights that a step of one token reads."""
         return self._head.nbytes + sum(layer.step_nbytes for layer in self._layers)
 
+    def measure(self) -> None:
+        """Finds out how prompts are multiplied the fastest; once, at start. All layers have the same sizes."""
+        layer, operations = self._layers[0], self._operations
+        if layer.qkv_bias is None:
+            operations.measure("project", layer.qkv)
+        if layer.gate_up is not None:
+            operations.measure(self._activation, layer.gate_up)
+        for matrix, bias, post_norm in (
+            (layer.output, layer.output_bias, layer.attention_post_norm), (layer.down, None, layer.mlp_post_norm)
+        ):  # fmt: skip
+            if matrix is not None and bias is None:
+                is_added = self._ranks.num_ranks == 1 and post_norm is None
+                operations.measure("onto" if is_added else "project", matrix)
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] → float32 [num_tokens, hidden_size]."""
         vectors = torch.nn.functional.embedding(token_ids.to(self.cache.device), self.embedding)
@@ -86,9 +104,9 @@ class DeviceDecoder:
         the last layer computes no others."""
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
-        planned = self._attention.plan(rows, positions)
+        planned = self._planned(rows, positions)
         rotations = self._rotations(positions)
-        return self._run_layers(hidden, rotations, places, planned.attend, kept, takes_own=planned.takes_own)[0]
+        return self._run_layers(hidden, rotations, places, _attend(planned), kept, planned)[0]
 
     def decode(self, buffers: DecodeBuffers, num_rows: int) -> Tensor:
         """One token of each of the first `num_rows` rows of the buffers: float32 logits [num_rows, vocab_size]."""
@@ -111,11 +129,11 @@ class DeviceDecoder:
         begun, own_places = self.begin(buffers, num_rows)
         places = to_device(new_places(rows), self.cache.device)
         self.cache.positions[places] = positions.int()
-        planned = self._attention.plan(rows, positions)
+        planned = self._planned(rows, positions)
         attend_singles = self.attend_singles(buffers.table[:num_rows], buffers.lens[:num_rows])
 
         def attend(layer: int, query: Tensor, own: Tensor) -> Tensor:
-            others = planned.attend(layer, query[num_rows:], own[num_rows:])
+            others = planned().attend(layer, query[num_rows:], own[num_rows:])
             return torch.cat([attend_singles(layer, query[:num_rows], own), others])
 
         residual = torch.cat([begun, hidden])
@@ -123,7 +141,7 @@ class DeviceDecoder:
         if kept is not None:
             kept = torch.cat([torch.arange(num_rows, device=kept.device), kept + num_rows])
         residual, normalized = self._run_layers(
-            residual, rotations, torch.cat([own_places.long(), places]), attend, kept, takes_own=planned.takes_own
+            residual, rotations, torch.cat([own_places.long(), places]), attend, kept, planned
         )
         return self._logits(normalized[:num_rows]), residual[num_rows:]
 
@@ -158,14 +176,19 @@ class DeviceDecoder:
 
         return attend
 
+    def _planned(self, rows: Sequence[AttentionRow], positions: Tensor) -> Planned:
+        """Attention of rows whose positions the cache has, planned when it is first asked for."""
+        return cache(lambda: self._attention.plan(rows, positions))
+
     def _rotations(self, positions: Tensor) -> dict[Rope, Rotation]:
         return {rope: self._operations.rotation(positions, rope) for rope in dict.fromkeys(self.ropes)}
 
     def _run_layers(
         self, residual: Tensor, rotations: dict[Rope, Rotation], places: Tensor, attend: Attend,
-        kept: Tensor | None = None, *, takes_own: bool = False,
+        kept: Tensor | None = None, planned: Planned | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens."""
+        """Adds what all layers give to the residual stream. That stream and its final norm, of the kept tokens. With
+        `planned`, attention may take keys and values from where the layer's product left them."""
         operations, num_tokens = self._operations, len(residual)
         num_heads, head_dim = self._config.num_heads, self._config.head_dim
         added: Tensor | None = None
@@ -173,6 +196,7 @@ class DeviceDecoder:
         for index, (layer, rope) in enumerate(zip(self._layers, self.ropes, strict=True)):
             normalized = self._norm(added, residual, layer.attention_norm, added_norm)
             qkv = operations.project(normalized, layer.qkv, layer.qkv_bias).view(num_tokens, -1, head_dim)
+            takes_own = planned is not None and planned().takes_own  # the device has the first product to do meanwhile
             query = operations.rotate_and_store(
                 qkv, rotations[rope], places, self.cache.layers[index], num_heads, layer.head_norms, is_kept=takes_own
             )
@@ -214,3 +238,7 @@ class DeviceDecoder:
     def _logits(self, normalized: Tensor) -> Tensor:
         """Of all ranks."""
         return self._ranks.side_by_side(self._operations.logits(normalized, self._head))
+
+
+def _attend(planned: Planned) -> Attend:
+    return lambda layer, query, own: planned().attend(layer, query, own)

@@ -20,7 +20,7 @@ from loopwright.engine.cuda import (
 from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.experts import Mixture
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
-from loopwright.engine.cuda.operations import Activation, HeadNorms, Reach, Rotation
+from loopwright.engine.cuda.operations import Activation, HeadNorms, Reach, Rotation, WideUse
 from loopwright.engine.cuda.products import FastProducts, OwnProducts, Products
 from loopwright.engine.cuda.row_adjustments import AdjustmentTables
 from loopwright.engine.cuda.sampling import RowSamplings, ordered_top
@@ -92,6 +92,9 @@ class TritonOperations:
 
     def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
         return self._products.gate(vectors, gate_up, is_gelu=activation == "gelu")
+
+    def measure(self, use: WideUse, matrix: Matrix) -> None:
+        self._products.measure(use, matrix)
 
     def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
         logits = self.logits(vectors, mixture.router)

@@ -26,6 +26,9 @@ Rotation = tuple[Tensor, Tensor]
 Activation = Literal["silu", "gelu"]
 """Of a gate; gelu is its tanh approximation."""
 
+WideUse = Literal["project", "onto", "silu", "gelu"]
+"""What becomes of a product: bfloat16, a sum with the residual stream, or a gate with that activation."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
@@ -87,6 +90,10 @@ class Operations(Protocol):
 
     def gate(self, vectors: Tensor, gate_up: Matrix, activation: Activation) -> Tensor:
         """activation(gate · vectors) · (up · vectors), gates above ups: [num_tokens, size] → [num_tokens, outputs]."""
+        ...
+
+    def measure(self, use: WideUse, matrix: Matrix) -> None:
+        """Finds out which of its ways multiplies thousands of rows with such a matrix the fastest; once, at start."""
         ...
 
     def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
@@ -198,6 +205,9 @@ class TorchOperations:
         gate, up = multiplied(vectors, gate_up).float().chunk(2, dim=-1)
         opened = silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")
         return (opened * up).to(vectors.dtype)
+
+    def measure(self, use: WideUse, matrix: Matrix) -> None:
+        """Nothing: there is one way."""
 
     def mix(self, vectors: Tensor, mixture: Mixture) -> Tensor:
         return mixed(vectors, mixture)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from loopwright.engine.cuda import product_kernels, tilings
+from loopwright.engine.cuda import product_kernels, tilings, wide_ways
 from loopwright.engine.cuda.gate_kernels import gated
 from loopwright.engine.cuda.matrices import Matrix, MatrixKind
+from loopwright.engine.cuda.operations import WideUse
+from loopwright.engine.cuda.wide_products import WideProducts
 
 ADDED_ROWS = 1024
 """From so many on, cuBLAS adds a product to the residual stream itself. Of 128 and 256 it takes as long either way."""
@@ -29,6 +31,8 @@ Use = Literal["project", "onto", "logits", "silu", "gelu"]
 class Products(Protocol):
     """As Operations has them."""
 
+    def measure(self, use: WideUse, matrix: Matrix) -> None: ...
+
     def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor: ...
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor: ...
@@ -42,12 +46,21 @@ class FastProducts:
     """The fastest for each number of rows."""
 
     def __init__(self) -> None:
-        self._arrivals = Arrivals()
+        self._arrivals, self._wide = Arrivals(), WideProducts(wide_ways.ways_of, wide_ways.seconds)
+
+    def measure(self, use: WideUse, matrix: Matrix) -> None:
+        self._wide.measure(use, _all_weights(matrix, torch.bfloat16))
 
     def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
         tiling = _fast_tiling(vectors, matrix)
         if tiling is None:
-            return linear(vectors, _all_weights(matrix, vectors.dtype), bias)
+            weights = _all_weights(matrix, vectors.dtype)
+            run = None if bias is not None else self._wide.run_for("project", len(vectors), weights)
+            if run is None:
+                return linear(vectors, weights, bias)
+            out = torch.empty(len(vectors), matrix.num_outputs, dtype=vectors.dtype, device=vectors.device)
+            run(vectors, weights, out)
+            return out
         return product_kernels.product(vectors, matrix, bias, tiling, arrivals=self._arrivals.of(tiling, vectors))
 
     def logits(self, vectors: Tensor, head: Matrix) -> Tensor:
@@ -68,6 +81,9 @@ class FastProducts:
             return None
         weights = _all_weights(matrix, vectors.dtype)
         if bias is None and vectors.is_cuda and vectors.dtype == torch.bfloat16 and len(vectors) >= ADDED_ROWS:
+            if (run := self._wide.run_for("onto", len(vectors), weights)) is not None:
+                run(vectors, weights, residual)
+                return None
             torch.addmm(residual, vectors, weights.T, out_dtype=torch.float32, out=residual)
             return None
         return linear(vectors, weights, bias)
@@ -77,7 +93,11 @@ class FastProducts:
         if tiling is not None:
             return product_kernels.gated_product(vectors, gate_up, tiling, is_gelu=is_gelu)
         out = torch.empty(len(vectors), gate_up.num_outputs // 2, dtype=vectors.dtype, device=vectors.device)
-        gated(linear(vectors, _all_weights(gate_up, vectors.dtype)), out, is_gelu=is_gelu)
+        weights = _all_weights(gate_up, vectors.dtype)
+        if (run := self._wide.run_for("gelu" if is_gelu else "silu", len(vectors), weights)) is not None:
+            run(vectors, weights, out)
+        else:
+            gated(linear(vectors, weights), out, is_gelu=is_gelu)
         return out
 
 
@@ -91,6 +111,9 @@ class OwnProducts:
         self._alike = alike
         self._arrivals = Arrivals()
         self._is_equal: dict[tuple[Use, int, int, int], bool] = {}
+
+    def measure(self, use: WideUse, matrix: Matrix) -> None:
+        """Nothing: what a way is trusted for is not its speed."""
 
     def project(self, vectors: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
         out = torch.empty(len(vectors), matrix.num_outputs, dtype=vectors.dtype, device=vectors.device)

@@ -90,6 +90,8 @@ class DecodeSteps:
         """Captures a graph for each size of batch, the largest first: the others fit into its memory."""
         if not (self._device.type == "cuda" and self._operations.can_be_captured):
             return
+        report("measuring products of prompts", None)
+        self._decoder.measure()
         pool = torch.cuda.graph_pool_handle()
         for place, size in enumerate(reversed(self._sizes)):
             report(f"capturing graphs for up to {self.max_rows} rows", place / len(self._sizes))
