@@ -32,26 +32,26 @@ def weigh(logits: Tensor) -> Tensor:
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, CHUNK)
     weighed = torch.empty(num_rows, num_parts, 3, dtype=torch.float32, device=logits.device)
+    tops = torch.empty(num_rows, num_parts * (CHUNK // GROUP), dtype=torch.int32, device=logits.device)
     look[(num_rows, num_parts)](
-        logits, weighed, None, logits.stride(0), vocab_size, num_parts, CHUNK=CHUNK, GROUP=GROUP
-    )
+        logits, weighed, tops, logits.stride(0), vocab_size, num_parts, CHUNK=CHUNK, GROUP=GROUP
+    )  # with tops that nobody reads: without them it is another kernel, which adds up in another order
     return weighed
 
 
 @triton.jit(do_not_specialize=["num_parts"])
 def look(values, weighed, tops, stride, vocab_size, num_parts, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """Of one chunk of a row, as `weighed` [num_rows, num_parts, 3], if given: its largest score, the sum of
-    exp(score - it), and how many are not finite. As `tops` [num_rows, num_parts * CHUNK / GROUP], if given: the keys of
-    the highest score of each group."""
+    exp(score - it), and how many are not finite. As `tops` [num_rows, num_parts * CHUNK / GROUP]: the keys of the
+    highest score of each group."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     group = tl.arange(0, CHUNK // GROUP)
     column = part * CHUNK + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = column < vocab_size
     scores = tl.load(values + row * stride + column, mask=mask, other=-float("inf"))
-    if tops is not None:
-        keys = tl.max(tl.where(mask, keys_of(scores), LOWEST), axis=1)
-        tl.store(tops + (row * num_parts + part) * (CHUNK // GROUP) + group, keys)
+    keys = tl.max(tl.where(mask, keys_of(scores), LOWEST), axis=1)
+    tl.store(tops + (row * num_parts + part) * (CHUNK // GROUP) + group, keys)
     if weighed is not None:
         top = tl.max(tl.max(scores, axis=1), axis=0)
         base = tl.where(top == -float("inf"), 0.0, top)
