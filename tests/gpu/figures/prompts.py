@@ -30,7 +30,7 @@ async def prefill(bench: Bench) -> None:
     bench.table("prompts", "tokens/s, best", "tokens/s, all rounds", "torch's products alone", "TFLOP/s", "TTFT p50 ms")
     for num_streams, num_in in CASES:
         fits = num_in < bench.system.controller.models()[0].max_context
-        if fits and bench.has_time(num_streams * num_in * ROUNDS / 10_000):
+        if fits and bench.has_time(num_streams * num_in * ROUNDS / 16_000):
             rounds, floors = [], []
             for _ in range(ROUNDS):
                 rounds.append(await run_batch(bench.system, num_streams, num_in, 1))
