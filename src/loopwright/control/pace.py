@@ -31,7 +31,7 @@ MAX_DOUBT = 16
 """And after so many one that took too long is tried again: something else may have held it up. Twice as many if it was
 tried again in vain, and so on."""
 
-WASTE = 1.25
+WASTE = 1.5
 """A size whose tokens take so many times as long as those of a smaller one is not worth having: beyond what is captured
 as a graph, launches are what a step takes."""
 
@@ -90,7 +90,7 @@ class Pace:
         the last one took no time, or up to `usual` if nothing tells what it took: launches may hide some."""
         larger = min((one for one in self._sizes if one > best and self._is_believed(one)), default=0)
         if larger and best and known[larger] * best > JUMP * known[best] * larger:
-            return 0
+            return int(larger > best + 1)  # by one tile at a time: what is tried beyond the edge is lost
         if larger:
             return max(0, int((larger - best) * left_s / (known[larger] - known[best])))
         if best == 0:
