@@ -10,7 +10,7 @@ PYTHON ?= python3.11
 SUITE  ?= all
 MINUTES ?= 10
 ARGS   ?=
-JOBS   ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) : 8 )))
+JOBS   ?= logical
 GPU_PYTHON ?= python3
 TRITON := triton==3.6.0
 
@@ -19,7 +19,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 
 # Tests that share what a module sets up stay together, until a process has none left and takes some of another's.
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+PYTEST := $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 
 # Two stamps: the demo needs the runtime alone, the tests need the tools too. A stamp is older than pyproject.toml or
 # constraints.txt when one of them changed, so pip runs then and only then.

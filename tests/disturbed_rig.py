@@ -133,10 +133,9 @@ async def undisturbed(executor: Executor | None = None) -> list[Segment]:
     return expected
 
 
-async def check_disturbed(executor: Executor, expected: Sequence[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`executor` has blocks for a few of the runs at a time: rows are taken out of steps that are ahead, and come
-    back."""
-    suspended = []
+def noted_suspensions(monkeypatch: pytest.MonkeyPatch) -> list[RunId]:
+    """The runs that are suspended from now on, as they are."""
+    suspended: list[RunId] = []
     suspend = Scheduler.suspend
 
     def noted(scheduler: Scheduler, run_id: RunId) -> None:
@@ -144,6 +143,13 @@ async def check_disturbed(executor: Executor, expected: Sequence[Segment], monke
         suspend(scheduler, run_id)
 
     monkeypatch.setattr(Scheduler, "suspend", noted)
+    return suspended
+
+
+async def check_disturbed(executor: Executor, expected: Sequence[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`executor` has blocks for a few of the runs at a time: rows are taken out of steps that are ahead, and come
+    back."""
+    suspended = noted_suspensions(monkeypatch)
     config = ControlConfig(steps_ahead="on")
     async with open_small_engine(VOCAB_SIZE, SystemClock(), config, executor) as control:
         found = await all_of(disturbed(control, number) for number in range(NUM_RUNS))

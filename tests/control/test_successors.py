@@ -512,3 +512,44 @@ def test_more_programs_than_rows_take_turns_and_get_the_oracles_lists(max_rows: 
     assert max(nums) == min(max_rows, 6)
     rig.drain()
     assert len(segment.segment(text).tokens) == 30
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("what", ["nothing", "another call", "closed", "interrupted", "row failed", "step failed"])
+def test_what_comes_while_a_step_runs_is_in_what_is_told_of_it(what: str, *, is_prepared: bool) -> None:
+    rig, run, context = begun()
+    other = Context(rig.open("b"), QUEUE, 100)
+    reader = Reader(run)
+    other.run.session.when_tokens(reader, 8)
+    context.sampling = other.sampling = None
+    for _ in range(3):
+        one_by_one(rig, context, [9])
+        one_by_one(rig, other, [9])
+        run.order(), other.run.order()
+    reader.told.clear()
+    call, beside = run.submit(context.forward([10])), other.run.submit(other.forward([11]))
+    rig.begin()
+    if is_prepared:
+        rig.controller._prepare()
+    if what == "another call":
+        run.submit(Synchronize(queue=QUEUE))
+    elif what == "closed":
+        run.session.close()
+    elif what == "interrupted":
+        run.session.interrupt(call)
+    elif what == "row failed":
+        rig.executor.fail_rows = {10: InternalError("no such number").info()}
+    elif what == "step failed":
+        rig.executor.fault = RuntimeError("gone")
+    rig.end()
+    rig.executor.fail_rows = {}
+    names = [name for told, _ in reader.told for name in told.names]
+    assert names == {"nothing": [7, 8], "interrupted": [7, 8], "step failed": []}.get(what, [8])
+    if what == "another call":
+        assert run.forwarded(call).kv_len == len(context.tokens) + 1
+    assert (run.error_type(call) == "InternalError") == what.endswith("failed")
+    assert (other.run.error_type(beside) == "InternalError") == (what == "step failed")
+    rig.drain()
+    for one in (run, other.run):
+        one.session.close()
+    rig.assert_all_free()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from loopwright.core.batch import ENTROPY, Batch, DecodeRows, ForwardRow, StepRe
 from loopwright.core.calls import Sampling
 from loopwright.core.samplers import SamplerRun, SamplerState
 from loopwright.engine.cuda.answers import Answers
+from loopwright.engine.cuda.decode_asks import DecodedStates
 from loopwright.engine.cuda.runner import DeviceRunner
 from loopwright.engine.cuda.traced_graphs import TracedSamplers
 from loopwright.sdk import tensor
@@ -227,6 +229,18 @@ def test_a_step_whose_rows_have_one_sampler_is_what_they_are_alone(
             come_and_go(rig, texts, random.Random(seed), is_ahead=True, is_begun=True)
     check(*reversed(found))
     assert num_put > 10
+
+
+def test_what_was_left_for_other_rows_is_not_taken_as_it_lies() -> None:
+    """Rows of the same sampler, in another order or number: each finds its own by its place."""
+    graph = sampler("mirostat").graph
+    mine, others = (SimpleNamespace(graph=graph) for _ in range(2))
+    columns = {"mu": torch.tensor([1.0, 2.0])}
+    for is_apart in (False, True):
+        left = {graph: SimpleNamespace(columns=columns, asks=mine, is_apart=is_apart)}
+        states = DecodedStates(SimpleNamespace(numbers={}), SimpleNamespace(left=left), 2)  # type: ignore[arg-type]
+        assert states.whole(mine) is (None if is_apart else columns)  # type: ignore[arg-type]
+        assert states.whole(others) is None  # type: ignore[arg-type]
 
 
 def swapped(scores: Any, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -105,14 +105,8 @@ def test_usual_rows_are_settled_among_few_scores_and_the_others_are_read_again(m
     assert spy.seen == [ways]
 
 
-@pytest.mark.parametrize("wrong", [-2.0, 2.0])
-def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
-    monkeypatch: pytest.MonkeyPatch, wrong: float
-) -> None:
-    """Whatever lies between the bounds, a row is settled there only if its last kept score is."""
-    filters = [{"top_p": 0.9}, {"top_k": 30}, {"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.5}]
-    logits = some_rows(5, 3.0)
-    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in filters]
+def misled(monkeypatch: pytest.MonkeyPatch, wrong: float) -> Spy:
+    """Has bounds guessed that are so far off; sees the rows' ways behind."""
     bounding, spy = filter_kernels.bound, Spy(search_kernels.search, 7)
 
     class Misled:
@@ -127,6 +121,31 @@ def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
 
     monkeypatch.setattr(filter_kernels, "bound", Misled())
     monkeypatch.setattr(search_kernels, "search", spy)
+    return spy
+
+
+def test_where_what_is_kept_for_sure_is_more_than_a_nucleus_the_row_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row so long that not all above its bounds is gathered: what is, would end the nucleus too low."""
+    logits = torch.randn(1, 50000, generator=torch.Generator().manual_seed(3))
+    spy = misled(monkeypatch, -0.2)
+    columns = RowSamplings.of([Sampling(temperature=1.0, top_p=0.5)], CPU)
+    numbers = torch.tensor([1 - 2.0**-53], dtype=torch.float64)  # the last token that is kept
+    found = TritonOperations().draw(logits, logits, columns, numbers)
+    assert torch.equal(found[0], TorchOperations().draw(logits, logits, columns, numbers)[0])
+    assert spy.seen == [[filter_kernels.WHOLE.value]]
+
+
+@pytest.mark.parametrize("wrong", [-2.0, 2.0])
+def test_where_the_guess_of_a_bound_is_wrong_the_row_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """Whatever lies between the bounds, a row is settled there only if its last kept score is."""
+    filters = [{"top_p": 0.9}, {"top_k": 30}, {"typical_p": 0.9}, {"typical_p": 0.3}, {"top_p": 0.5}]
+    logits = some_rows(5, 3.0)
+    samplings = [Sampling(temperature=1.0, seed=3, **one) for one in filters]
+    spy = misled(monkeypatch, wrong)
     columns = RowSamplings.of(samplings, CPU)
     for numbers in torch.tensor([[0.0] * 5, [0.3] * 5, [0.9] * 5, [1 - 2.0**-53] * 5], dtype=torch.float64):
         found = TritonOperations().draw(logits, logits, columns, numbers)

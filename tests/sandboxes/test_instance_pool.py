@@ -128,6 +128,18 @@ def test_when_nobody_comes_what_a_burst_had_made_is_closed_again_and_made_for_th
     assert all(one.is_closed for one in quiet.made)
 
 
+def test_who_comes_at_the_end_of_a_quiet_time_finds_all_that_waited(rig: Rig) -> None:
+    """The thread has slept, and was told of nothing, since nothing was missing."""
+    rig.burst(20)
+    assert rig.settled() == (8, 16)
+    rig.is_idle = False
+    rig.pool._give_back()
+    assert (rig.pool.num_warmed, rig.pool.num_plain) == (8, 16)
+    rig.is_idle = True
+    rig.pool._give_back()
+    assert rig.settled() == (4, 8)
+
+
 def test_a_limit_below_two_is_kept() -> None:
     small = Rig(1)
     try:

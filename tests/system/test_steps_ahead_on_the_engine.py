@@ -7,6 +7,7 @@ from device_rig import device_executor
 from disturbed_rig import VOCAB_SIZE, answers, assert_equal_answers, check_disturbed, undisturbed
 from loopwright.control.config import ControlConfig
 from loopwright.engine.byte_model import byte_model
+from mixed_rig import Life, check_lives, lives_alone
 
 
 @pytest.mark.parametrize("is_device", [False, True])
@@ -27,3 +28,9 @@ async def test_runs_that_are_suspended_stopped_or_cancelled_on_a_device_leave_ev
 ) -> None:
     executor = device_executor(byte_model(vocab_size=VOCAB_SIZE), num_blocks=13)
     await check_disturbed(executor, await undisturbed(), monkeypatch)
+
+
+async def test_runs_of_every_kind_of_turn_are_on_a_device_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seeds = byte_model(vocab_size=VOCAB_SIZE), range(24)
+    expected = await lives_alone(device_executor(model, num_blocks=400), [Life(seed) for seed in seeds])
+    await check_lives(device_executor(model, num_blocks=26), seeds, expected, monkeypatch)

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PREPARE_S = 0.0005
+"""So long after a step is submitted the engine's thread has launched it, and is not held up."""
+
 
 class Controller:
     """The control layer over one engine. Implements `core.control.Control`.
@@ -196,6 +199,8 @@ class Controller:
                 await self._wait_for_change(self._suspension.patience_s(self._clock.now_s()))
                 continue
             batch, running = submitted.popleft()
+            if self._running[0].num_going:
+                asyncio.get_running_loop().call_later(PREPARE_S, self._prepare)
             try:
                 result = await result_of(running)
             except Exception as error:  # noqa: BLE001 (whatever the engine's fault is, it ends the step's calls only)
@@ -210,6 +215,11 @@ class Controller:
                 self._note_step(batch, ended_s - idle_from_s, waited_s)
                 self._take_step(result)
             waited_s, idle_from_s = 0.0, ended_s if submitted else self._clock.now_s()
+
+    def _prepare(self) -> None:
+        """What can be done before a step is over."""
+        if self._running:
+            self._calls.going.prepare(self._running[0])
 
     def _submit_all(self, submitted: deque[tuple[Batch, Future[StepResult]]]) -> None:
         """Adds steps, as many as the engine takes and as can be formed now."""
@@ -432,6 +442,7 @@ class Controller:
 
     def _changed(self, caller: InlineSession | None = None) -> None:
         self._moment.now_s = self._clock.now_s()
+        self._calls.going.disturb()
         if caller is not None:
             self._returns.called(caller, self._moment.now_s)
         if not (self._is_holding and self._returns.are_awaited):

@@ -137,7 +137,7 @@ class Suspension:
         if waited_s >= self._config.max_stuck_s and self._is_stuck():
             return self._of_those_stuck(waiting)
         stalled_s = now_s - self._stalled_from_s
-        if stalled_s < self._config.max_held_s or self._compiling.num_waiting:
+        if stalled_s < self._config.max_held_s:
             return None
         self._stalled_from_s += self._config.max_stuck_s  # the next one fails so much later, if nothing runs till then
         return self._held_up(waiting, now_s, stalled_s)
@@ -161,9 +161,10 @@ class Suspension:
         shown = [self._shown(one, now_s) for one in silent if one.tenant == tenant]
         if num_others := len(silent) - len(shown):
             shown.append(f"{num_others} of other tenants")
+        silent_hold = f"runs that make no call hold some that cannot be computed again: {', '.join(shown[:MAX_SHOWN])}"
         return victim, OutOfPages(
-            f"nothing could run for {stalled_s:.3g} s for want of KV pages: {self._num_free()}; runs that make no call "
-            f"hold some that cannot be computed again: {', '.join(shown[:MAX_SHOWN])}",
+            f"nothing could run for {stalled_s:.3g} s for want of KV pages: {self._num_free()}; "
+            + (silent_hold if shown else "what others hold cannot be computed again"),
             hint="try again when they have freed theirs or are cancelled (loopwright ps, loopwright cancel)",
         )
 
