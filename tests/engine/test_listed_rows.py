@@ -15,7 +15,6 @@ from loopwright.core.calls import DistributionRequest, Sampling
 from loopwright.engine.byte_model import byte_model
 from loopwright.engine.cuda import runner as runner_module
 from loopwright.engine.cuda.captured import Captured
-from loopwright.engine.cuda.listed import listed
 from runner_rig import Rig, some_tokens
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class Replayed:
         self._steps, self._size, self.found = steps, size, found
 
     def replay(self) -> torch.Tensor:
-        return listed(self._steps._operations, self._steps.buffers, self.found)
+        return self._steps._listed(self.found, is_end=False)
 
 
 def test_a_captured_list_reads_the_steps_logits_wherever_these_are(model: LoadedModel) -> None:
@@ -203,3 +202,52 @@ def test_rows_that_go_on_send_their_ids_alone_and_others_send_everything(
         assert sent[-1].inputs is not None
     assert [step(32), step(33)] == [False, True]
     assert [step(34, lambda rows: rows[:3]), step(35, lambda rows: rows[:3])] == [False, True]
+
+
+def test_rows_that_go_on_are_one_launch_and_whatever_else_they_ask_or_is_wrong_is_seen(model: LoadedModel) -> None:
+    """Row for row what the model runner says of it, which looks at everything."""
+    mine, theirs = device_rig(model), Rig(model)
+    (tables, others), vocab_size = (begun(rig) for rig in (mine, theirs)), mine.vocab_size
+    allowed = bytes([255] * (-(-vocab_size // 8)))
+    changes = [
+        {"token_ids": [vocab_size]}, {"token_ids": [-1]}, {"positions": [-1]}, {"kv_len": 0}, {"kv_len": 64},
+        {"sampling": Sampling()}, {"distributions": ()}, {"num_drafts": 1}, {"generated": [3]},
+        {"allowed_bits": allowed}, {"token_ids": [1, 2], "positions": [40, 41]},
+        *({"distributions": [DistributionRequest(**one)]} for one in (
+            {"k": vocab_size + 1}, {"k": 0}, {"index": 1}, {"index": -2}, {"k": 2, "entropy": True},
+            {"k": 2, "logits": True}, {"k": 2, "ranks": True}, {"k": 2, "must_include": (5,)},
+            {"k": 2, "allowed": (5, 6)},
+        )),
+    ]  # fmt: skip
+    for number in range(8):
+        if number:
+            with torch.inference_mode():
+                listing = mine.runner.list_on(Batch(rows=asking(mine, tables, number, vocab_size)))
+            assert listing is not None
+            found = listing.result().rows
+        else:
+            found = mine.rows(*asking(mine, tables, number, vocab_size))
+        for one, other in zip(found, theirs.rows(*asking(theirs, others, number, vocab_size)), strict=True):
+            assert_alike(one, other)
+    for change in changes:
+        rows = asking(mine, tables, 8, vocab_size)
+        with torch.inference_mode():
+            assert mine.runner.list_on(Batch(rows=[replace(rows[0], **change), *rows[1:]])) is None, change
+        (found, *_), (expected, *_) = (
+            rig.rows(replace(own[0], **change), *own[1:])
+            for rig, own in ((mine, rows), (theirs, asking(theirs, others, 8, vocab_size)))
+        )
+        assert found.error == expected.error
+        mine.rows(*asking(mine, tables, 7, vocab_size))  # rows that may go on again
+
+
+def test_a_block_that_is_reached_is_looked_at(model: LoadedModel) -> None:
+    rig = device_rig(model)
+    tables = begun(rig)
+    first = next(number for number in range(20) if (20 + number) % 16 == 15)
+    rig.rows(*asking(rig, tables, first, rig.vocab_size))
+    tables[0][2:] = [rig.runner.shape.num_blocks] * 2
+    rows = asking(rig, tables, first + 1, rig.vocab_size)
+    with torch.inference_mode():
+        assert rig.runner.list_on(Batch(rows=rows)) is None
+    assert [one.error is not None for one in rig.rows(*rows)] == [True, *[False] * 4]

@@ -16,7 +16,7 @@ from loopwright.control.ordering import OpenCall
 from loopwright.control.returns import Returns
 from loopwright.control.session import InlineSession
 from loopwright.control.step import Step
-from loopwright.control.successors import Successors, is_only
+from loopwright.control.successors import Successors
 from loopwright.core.batch import RowResult
 from loopwright.core.ids import CallId, RunId
 from loopwright.core.results import Completion, Distribution, Forwarded
@@ -106,7 +106,7 @@ class GoingCalls:
         if call.is_over or call.inbox.is_closed:
             return False
         session = self._sessions[call.run_id]
-        return session.kept is not None and session.kept.call is call and is_only(call, session)
+        return session.kept is not None and session.kept.call is call  # whatever else it asks lets go of that
 
 
 class _Readers(NamedTuple):

@@ -21,6 +21,7 @@ class BatchQueue:
         self._waiting: SimpleQueue[tuple[Batch, Future[StepResult]] | None] = SimpleQueue()
         self._lock = threading.Lock()  # keeps a submit from slipping in behind the end mark
         self._is_closed = False
+        self._num_waiting = 0
 
     def submit(self, batch: Batch) -> Future[StepResult]:
         """Raises Unavailable once it is closed."""
@@ -28,8 +29,14 @@ class BatchQueue:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the engine is closed; it takes no more batches")
+            self._num_waiting += 1
             self._waiting.put((batch, future))
         return future
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it takes batches, and the thread is done with all that it took."""
+        return not (self._num_waiting or self._is_closed)
 
     def close(self) -> None:
         """What was submitted is still taken. May be called twice."""
@@ -44,6 +51,8 @@ class BatchQueue:
             if waiting[1].set_running_or_notify_cancel():
                 yield waiting
             del waiting  # an idle thread keeps no results alive
+            with self._lock:
+                self._num_waiting -= 1
 
 
 def settle(future: Future[StepResult], compute: Callable[[], StepResult]) -> None:

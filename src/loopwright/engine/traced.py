@@ -73,13 +73,26 @@ class TracedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedResults:
-    """What a graph gave its rows: `result` [num_rows, 1] or [num_rows, vocab_size]; of each row what failed first,
-    by its place in `failures` from 1 on, or 0: int64 [num_rows]."""
+    """What a graph gave its rows: `result` [num_rows, 1] or [num_rows, vocab_size]. `checks`, [num_rows, 1] each, say
+    whose each of `failures` is: booleans do, and numbers that are not finite, or of the result's that are NaN. They are
+    of nodes, of the result at `of_result`, of states that are numbers, and of others, in this order."""
 
     result: Tensor
     states: Mapping[str, Tensor]
-    failed: Tensor
+    checks: Sequence[Tensor]
+    of_result: int
     failures: Sequence[str]
+
+    @property
+    def failed(self) -> Tensor:
+        """Of each row what failed first, by its place in `failures` from 1 on, or 0: int64 [num_rows]."""
+        found = torch.zeros(len(self.result), 1, dtype=torch.int64, device=self.result.device)
+        for place, one in enumerate(self.checks):
+            are_wrong = one
+            if one.dtype != torch.bool:
+                are_wrong = one.isnan() if place == self.of_result else ~one.isfinite()
+            found = torch.where(are_wrong & (found == 0), place + 1, found)
+        return found[:, 0]
 
 
 def run_samplers(rows: Sequence[TracedRow]) -> list[TracedAnswer]:
@@ -132,15 +145,17 @@ def run_graph(graph: TracedSampler, rows: TracedRows) -> TracedResults:
         for one in node.inputs:
             if last_use[one] == place:
                 running.values[one] = nothing  # a vector of a large vocabulary is too much to keep for every node
-    result = running.widened(running.values[graph.result])
-    running.fail(result.isnan().any(-1, keepdim=True), "the result is not a number")
+    result, of_result = running.widened(running.values[graph.result]), len(running.checks)
+    is_number = result.shape[1] == 1
+    running.check(result if is_number else result.isnan().any(-1, keepdim=True), "the result is not a number")
     states = {
         state.name: running.widened(running.values[state.next]).expand(-1, running.vocab_size if state.is_vector else 1)
         for state in graph.states
     }
-    for name, value in states.items():
-        running.fail(~value.isfinite().all(-1, keepdim=True), f"state {name!r} is not finite")
-    return TracedResults(result, states, running.failed[:, 0], running.failures)
+    for name, value in sorted(states.items(), key=lambda one: one[1].shape[1] > 1):
+        is_number = value.shape[1] == 1
+        running.check(value if is_number else ~value.isfinite().all(-1, keepdim=True), f"state {name!r} is not finite")
+    return TracedResults(result, states, running.checks, of_result, running.failures)
 
 
 @dataclass(slots=True)
@@ -150,11 +165,8 @@ class _Running:
     rows: TracedRows
     values: list[Tensor] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    failed: Tensor = field(init=False)  # as in TracedResults, [num_rows, 1]
+    checks: list[Tensor] = field(default_factory=list)  # as in TracedResults
     wide: Tensor | None = None  # the scores in float64, once somebody needs that
-
-    def __post_init__(self) -> None:
-        self.failed = torch.zeros(self.num_rows, 1, dtype=torch.int64, device=self.rows.device)
 
     @property
     def num_rows(self) -> int:
@@ -164,10 +176,10 @@ class _Running:
     def vocab_size(self) -> int:
         return self.rows.scores.shape[1]
 
-    def fail(self, are_wrong: Tensor, why: str) -> None:
-        """Notes the rows [num_rows, 1] that are wrong; the first failure of a row counts."""
+    def check(self, column: Tensor, why: str) -> None:
+        """Notes which rows are wrong, as a check of TracedResults; the first failure of a row counts."""
         self.failures.append(why)
-        self.failed = torch.where(are_wrong & (self.failed == 0), len(self.failures), self.failed)
+        self.checks.append(column)
 
     def widened(self, value: Tensor) -> Tensor:
         """In float64; of what is not, there are the scores alone."""
@@ -280,14 +292,14 @@ def _state_of(run: SamplerRun, name: str, size: int, device: torch.device) -> Te
 
 def _take(running: _Running, vector: Tensor, number: Tensor) -> Tensor:
     index = number.nan_to_num(-1.0).clamp(0, running.vocab_size - 1).long()
-    running.fail(index != number, f"take: an index is not a token id from 0 to {running.vocab_size - 1}")
+    running.check(index != number, f"take: an index is not a token id from 0 to {running.vocab_size - 1}")
     return vector.expand(running.num_rows, -1).gather(-1, index).double()
 
 
 def _draw_all(running: _Running, weights: Tensor) -> Tensor:
     total = weights.sum(-1, keepdim=True)
     are_wrong = (weights < 0).any(-1, keepdim=True) | ~total.isfinite() | (total <= 0)
-    running.fail(are_wrong, "draw: weights must be finite, none negative, and not all 0")
+    running.check(are_wrong, "draw: weights must be finite, none negative, and not all 0")
     return draw_each(weights, running.rows.numbers[:, 0]).double()[:, None]
 
 

@@ -75,7 +75,7 @@ class DeviceExecutor:
         self._group = group
         self._forget_graphs = runner.forget_graphs if group else None
         launch = partial(_launch_shared, group, runner) if group else runner.launch
-        self._pipeline = Pipeline("loopwright-engine", launch, scope)
+        self._pipeline = Pipeline("loopwright-engine", launch, scope, None if group else runner.list_on)
 
     @property
     def shape(self) -> EngineShape:

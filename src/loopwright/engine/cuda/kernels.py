@@ -147,6 +147,9 @@ class TritonOperations:
             return top_kernels.ordered_top(values, size)
         return ordered_top(values, size)
 
+    def listed(self, buffers: DecodeBuffers, logits: Tensor, size: int, *, is_end: bool) -> Tensor:
+        return top_kernels.listed(buffers, logits, size, is_end=is_end)
+
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         _advance[(triton.cdiv(num_rows, 256),)](
             buffers.outputs, buffers.inputs, num_rows, buffers.inputs.stride(0), BLOCK=256

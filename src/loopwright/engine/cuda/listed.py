@@ -5,19 +5,19 @@ a token, and never waits for the device. Used by the decode steps, as a captured
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
+import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwright.core.batch import ForwardRow, RowResult
+from loopwright.core.calls import DistributionRequest
 from loopwright.core.executor import EngineShape
 from loopwright.core.results import Distribution
-from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.distributions import Tops
-from loopwright.engine.cuda.operations import Operations
-from loopwright.engine.cuda.sampling import normalizers
+from loopwright.engine.cuda.tables import Due
 from loopwright.engine.sampler import not_finite
 from loopwright.engine.transfer import HostCopies
 
@@ -51,21 +51,47 @@ def is_right(row: ForwardRow, shape: EngineShape) -> bool:
     )
 
 
-def listed(operations: Operations, buffers: DecodeBuffers, logits: Tensor) -> Tensor:
-    """Of float32 logits [num_rows, vocab_size] of the first rows of the buffers, whose outputs say which have failed:
-    int32 [num_rows, 2 * width + 4], which are ids, log-probabilities as bits of float32, their probability together as
-    those of float64, how many are finite, and 1 if the row failed."""
-    values, ids = operations.top(logits, min(WIDTH, logits.shape[1]))
-    logprobs = (values.double() - normalizers(logits).double()[:, None]).float()
-    covered = logprobs.double().exp().sum(-1, keepdim=True)
-    num_finite = logprobs.isfinite().sum(-1, keepdim=True)
-    failed = buffers.outputs[2, : len(logits), None]
-    parts = (ids.int(), logprobs.view(torch.int32), covered.view(torch.int32), num_finite.int(), failed)
-    return torch.cat(parts, dim=1)
+def ids_of(rows: Sequence[ForwardRow], due: Due, shape: EngineShape) -> list[int] | None:
+    """The tokens of rows that are due, a token on, and pass `is_listing` and `is_right`: of their blocks only one that
+    a row reaches now may be wrong. None if any row is another, or wrong."""
+    if len(rows) != len(due.block_ids):
+        return None
+    vocab_size, block_size, num_blocks = shape.vocab_size, shape.block_size, shape.num_blocks
+    most, found = min(WIDTH, vocab_size), []
+    for row, blocks, position, kv_len in zip(rows, due.block_ids, due.positions, due.kv_lens, strict=True):
+        own, token_ids, positions, own_len, distributions, *others = _FIELDS(row)
+        if own is not blocks or own_len != kv_len or others != _NOTHING or kv_len >= len(own) * block_size:
+            return None
+        if not len(token_ids) == len(positions) == len(distributions) == 1 or positions[0] != position:
+            return None
+        if not 0 <= token_ids[0] < vocab_size or position >= 1 << 31:
+            return None
+        if not kv_len % block_size and not 0 <= own[kv_len // block_size] < num_blocks:
+            return None
+        index, k, *more = _REQUEST(distributions[0])
+        if more != _NO_MORE or not 1 <= k <= most or not -1 <= index < 1:
+            return None
+        found.append(token_ids[0])
+    return found
+
+
+def _defaults(kind: type[msgspec.Struct], names: Sequence[str]) -> list[object]:
+    return [field.default for field in msgspec.structs.fields(kind) if field.name in names]
+
+
+_OTHERS = (
+    "input_slots", "mask", "output_slots", "sampling", "num_drafts", "generated", "allowed_bits", "sampler", "source",
+    "late_bits",
+)  # fmt: skip
+_FIELDS = attrgetter("block_ids", "token_ids", "positions", "kv_len", "distributions", *_OTHERS)
+_NOTHING = _defaults(ForwardRow, _OTHERS)
+_EXTRAS = ("must_include", "allowed", "entropy", "logits", "ranks")
+_REQUEST = attrgetter("index", "k", *_EXTRAS)
+_NO_MORE = _defaults(DistributionRequest, _EXTRAS)
 
 
 def tops_of(packed: NDArray[np.int32], rows: NDArray[np.int64], sizes: Sequence[int]) -> Tops:
-    """Of `packed` as `listed` gives it, the first `sizes` tokens of some rows."""
+    """Of `packed` as `Operations.listed` gives it, the first `sizes` tokens of some rows."""
     width, most = packed.shape[1] // 2 - 2, max(sizes)
     ids, logprobs = packed[rows, :most], packed[rows, width : width + most].view(np.float32)
     return Tops(ids, logprobs, [min(size, width) for size in sizes])
@@ -75,7 +101,7 @@ class Listed:
     """What some rows of a step were told. Implements Pending."""
 
     def __init__(self, packed: Tensor, rows: Sequence[int], sizes: Sequence[int], vocab_size: int) -> None:
-        """`packed` is as `listed` gives it; of each of `rows` the first `sizes` tokens are asked for."""
+        """`packed` is as `Operations.listed` gives it; of each of `rows` the first `sizes` tokens are asked for."""
         self._rows, self._sizes, self._vocab_size = rows, sizes, vocab_size
         self._width = packed.shape[1] // 2 - 2
         self._copies = HostCopies()
@@ -84,28 +110,25 @@ class Listed:
 
     def results(self) -> list[RowResult]:
         """One for each row. Waits for the device."""
+        width = self._width
         self._copies.wait()
-        width, numbers = self._width, self._landed()
+        numbers = self._landed()
         raw, num_bytes = numbers.tobytes(), numbers.shape[1] * 4
-        covered = numbers[:, 2 * width : 2 * width + 2].copy().view(np.float64)[:, 0].tolist()
+        covered = numbers[:, 2 * width : 2 * width + 2].copy().view(np.float64)[:, 0].clip(max=1.0).tolist()
         nums_finite, have_failed = numbers[:, 2 * width + 2].tolist(), numbers[:, 2 * width + 3].tolist()
         found = []
         for row, size in zip(self._rows, self._sizes, strict=True):
             if have_failed[row]:
                 found.append(not_finite())
                 continue
-            start, k = row * num_bytes, min(size, width)
-            mass = covered[row]
+            start, k, mass = row * num_bytes, size if size < width else width, covered[row]
             if k < width:
                 some = numbers[row, width : width + k].view(np.float32)
-                mass = float(np.exp(some.astype(np.float64)).cumsum()[-1])
-            mass = min(1.0, mass)
+                mass = min(1.0, float(np.exp(some.astype(np.float64)).cumsum()[-1]))
+            logprobs, num_finite = start + 4 * width, nums_finite[row]
             told = Distribution(
-                ids=raw[start : start + 4 * k],
-                logprobs=raw[start + 4 * width : start + 4 * (width + k)],
-                covered=mass,
-                tail_mass=1.0 - mass,
-                truncated=min(nums_finite[row], k) < self._vocab_size,
-            )
+                raw[start : start + 4 * k], raw[logprobs : logprobs + 4 * k], mass, 1.0 - mass,
+                (num_finite if num_finite < k else k) < self._vocab_size,
+            )  # fmt: skip
             found.append(RowResult((), (told,)))
         return found

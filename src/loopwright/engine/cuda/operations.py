@@ -146,6 +146,13 @@ class Operations(Protocol):
         on a tie."""
         ...
 
+    def listed(self, buffers: DecodeBuffers, logits: Tensor, size: int, *, is_end: bool) -> Tensor:
+        """The `size` likeliest tokens of float32 logits [num_rows, vocab_size] of the first rows of the buffers, 256 at
+        most: int32 [num_rows, 2 * size + 4], which are ids, log-probabilities as bits of float32, their probability
+        together as those of float64, how many are finite, and 1 if the row failed. The outputs say that already; with
+        `is_end` this writes them and the next inputs, as `end_greedy` does."""
+        ...
+
 
 class TorchOperations:
     """Implements Operations, on any device."""
@@ -252,6 +259,17 @@ class TorchOperations:
 
     def top(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
         return ordered_top(values, size)
+
+    def listed(self, buffers: DecodeBuffers, logits: Tensor, size: int, *, is_end: bool) -> Tensor:
+        if is_end:
+            self.end_greedy(buffers, len(logits), logits)
+        values, ids = ordered_top(logits, size)
+        logprobs = (values.double() - logits.logsumexp(-1).double()[:, None]).float()
+        covered = logprobs.double().exp().sum(-1, keepdim=True)
+        num_finite = logprobs.isfinite().sum(-1, keepdim=True)
+        failed = buffers.outputs[2, : len(logits), None]
+        parts = (ids.int(), logprobs.view(torch.int32), covered.view(torch.int32), num_finite.int(), failed)
+        return torch.cat(parts, dim=1)
 
     def advance(self, buffers: DecodeBuffers, num_rows: int) -> None:
         growth = buffers.advance[:num_rows]

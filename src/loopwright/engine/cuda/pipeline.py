@@ -25,12 +25,18 @@ class UnderWay(Protocol):
 
 class Pipeline:
     """`launch` is called on a thread of its own, inside `scope()`, one batch at a time and in their order; so are the
-    results read, on another. What one raises fails that batch's future and nothing else."""
+    results read, on another. What one raises fails that batch's future and nothing else.
+
+    Where no batch waits for that thread, `launch_at_once` is tried first, on the thread that submits: for batches that
+    somebody waits for, and that take less to launch than another thread to wake. It gives None for all others."""
 
     def __init__(
-        self, name: str, launch: Callable[[Batch], UnderWay], scope: Callable[[], AbstractContextManager[object]]
-    ) -> None:
+        self, name: str, launch: Callable[[Batch], UnderWay], scope: Callable[[], AbstractContextManager[object]],
+        launch_at_once: Callable[[Batch], UnderWay | None] | None = None,
+    ) -> None:  # fmt: skip
         self._queue = BatchQueue()
+        self._launch_at_once, self._scope = launch_at_once, scope
+        self._turn = threading.Lock()  # of those who submit, and of who closes
         self._launched: SimpleQueue[tuple[Future[StepResult], Callable[[], StepResult]] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._launch_all, args=(launch, scope), name=f"{name}-launch", daemon=True),
@@ -40,11 +46,22 @@ class Pipeline:
             thread.start()
 
     def submit(self, batch: Batch) -> Future[StepResult]:
-        return self._queue.submit(batch)
+        with self._turn:
+            if self._launch_at_once is not None and self._queue.is_idle:
+                with self._scope():
+                    read = _launched(self._launch_at_once, batch)
+                if read is not None:
+                    future: Future[StepResult] = Future()
+                    future.set_running_or_notify_cancel()
+                    self._launched.put((future, read))
+                    return future
+            return self._queue.submit(batch)
 
     def close(self) -> None:
         """Runs what was submitted, then ends the threads. May be called twice."""
-        self._queue.close()
+        with self._turn:
+            self._queue.close()
+            self._launch_at_once = None  # what it launches on ends with the threads
         for thread in self._threads:
             thread.join()
 
@@ -53,10 +70,8 @@ class Pipeline:
     ) -> None:
         with scope():
             for batch, future in self._queue.taken():
-                try:
-                    read = launch(batch).result
-                except Exception as error:  # noqa: BLE001 (told on the reading thread, in its turn)
-                    read = _raiser(error)
+                read = _launched(launch, batch)
+                assert read is not None
                 self._launched.put((future, read))
                 del batch, future, read  # an idle thread keeps no results alive
         self._launched.put(None)
@@ -65,6 +80,15 @@ class Pipeline:
         while (launched := self._launched.get()) is not None:
             settle(*launched)
             del launched
+
+
+def _launched(launch: Callable[[Batch], UnderWay | None], batch: Batch) -> Callable[[], StepResult] | None:
+    """What reads the results; None if `launch` leaves the batch to others."""
+    try:
+        under_way = launch(batch)
+    except Exception as error:  # noqa: BLE001 (told on the reading thread, in its turn)
+        return _raiser(error)
+    return None if under_way is None else under_way.result
 
 
 def _raiser(error: Exception) -> Callable[[], StepResult]:

@@ -32,7 +32,7 @@ from loopwright.engine.cuda.launching import (
     needs_step,
     question_of,
 )
-from loopwright.engine.cuda.listed import Listed, is_listing, is_right
+from loopwright.engine.cuda.listed import Listed, ids_of, is_listing, is_right
 from loopwright.engine.cuda.parts import DeviceParts
 from loopwright.engine.cuda.sampling import RowSamplings, SamplingColumns, draw_rows
 from loopwright.engine.cuda.steps import Beside, DecodeSteps, Report
@@ -88,6 +88,8 @@ class DeviceRunner(ModelRunner):
 
     def launch(self, batch: Batch) -> Launched:
         """As `run`, but what the device still does is waited for by `Launched.result`."""
+        if (launched := self.list_on(batch)) is not None:
+            return launched
         before, self._launched = self._launched, None
         self._num_launched += 1
         self._before = Before() if before is None else Before(before.sampled, before.decoded, before.state_of)
@@ -123,6 +125,30 @@ class DeviceRunner(ModelRunner):
         launched.states = other.states
         if stepping and not single:
             launched.tell = self._steps.tables.sampled
+        self._launched = launched
+        return launched
+
+    def list_on(self, batch: Batch) -> Launched | None:
+        """As `launch`, of nothing but the rows of the batch before, each a token on, that want to know their likeliest
+        tokens alone: programs that choose wait for it. None, and nothing is done, if it is another."""
+        rows = batch.rows
+        if not rows or len(batch.decodes) or self._ranks.num_ranks > 1:
+            return None
+        if batch.copies or batch.shifts or batch.embeds or batch.heads:
+            return None
+        token_ids = ids_of(rows, self._steps.tables.due, self.shape)
+        if token_ids is None:
+            return None
+        self._launched = None
+        try:
+            packed = self._steps.list_on(token_ids)
+            told = Listed(packed, range(len(rows)), [row.distributions[0].k for row in rows], self.shape.vocab_size)
+        except BaseException:
+            self._steps.forget()
+            raise
+        launched = Launched(batch, 0, {}, None, [(told, range(len(rows)))], ({}, ()), ())
+        launched.sampled = self._steps.buffers.outputs[::2, : len(rows)]
+        self._num_launched += 1
         self._launched = launched
         return launched
 

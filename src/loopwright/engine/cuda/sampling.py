@@ -20,7 +20,7 @@ from loopwright.core.calls import Sampling
 from loopwright.engine.draws import uniforms
 from loopwright.engine.transfer import to_device
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 _MAX_KNOWN = 16  # sets of rows whose columns are kept
 
 
@@ -149,7 +149,7 @@ class Draw(Protocol):
 
 def normalizers(logits: Tensor) -> Tensor:
     """What a row's logits are above its log-probabilities, float32 [num_rows]; on a GPU the same bits in any batch."""
-    if logits.is_cuda and _HAS_TRITON:
+    if logits.is_cuda and HAS_TRITON:
         from loopwright.engine.cuda import normalizer_kernels  # noqa: PLC0415 (there may be no Triton)
 
         return normalizer_kernels.normalizers(logits)

@@ -19,14 +19,14 @@ from loopwright.engine.cuda.buffers import DecodeBuffers
 from loopwright.engine.cuda.captured import Captured
 from loopwright.engine.cuda.decoder import DeviceDecoder
 from loopwright.engine.cuda.draws import CapturedDraws, drawn
-from loopwright.engine.cuda.listed import listed
+from loopwright.engine.cuda.listed import WIDTH
 from loopwright.engine.cuda.operations import Operations
 from loopwright.engine.cuda.row_adjustments import RowAdjustments, SteppingRows
-from loopwright.engine.cuda.sampling import RowSamplings
+from loopwright.engine.cuda.sampling import RowSamplings, normalizers
 from loopwright.engine.cuda.tables import Changes, RowTables
 from loopwright.engine.cuda.traced_graphs import Whole
 from loopwright.engine.loaded_model import Ranks
-from loopwright.engine.transfer import to_device
+from loopwright.engine.transfer import SentNumbers, to_device
 
 if TYPE_CHECKING:
     from loopwright.engine.cuda.passes import Passes
@@ -76,9 +76,11 @@ class DecodeSteps:
         self._has_passes = has_passes and ranks.num_ranks == 1
         self._passes: Passes | None = None
         self._goes_on = False  # the rows of the step that was entered last are those of the one before
+        self._ids = SentNumbers(max_rows, self._device)
         self._graphs: dict[int, Captured[Tensor]] = {}  # by the size of the batch; up to the logits
         self._greedy: dict[int, Captured[Tensor]] = {}  # with the choice of the likeliest token
         self._lists: dict[int, Captured[Tensor]] = {}  # behind it: the likeliest tokens of each row
+        self._ends: dict[int, Captured[Tensor]] = {}  # behind those up to the logits: these, in place of a choice
 
     @property
     def max_rows(self) -> int:
@@ -96,8 +98,8 @@ class DecodeSteps:
             self._graphs[size] = _capture(partial(self._decoder.decode, self.buffers, size), pool)
             self._greedy[size] = _capture(partial(self._decode_greedily, size), pool)
             if self._ranks.num_ranks == 1:  # else these are the logits of a part of the vocabulary
-                list_all = partial(listed, self._operations, self.buffers, self._greedy[size].found)
-                self._lists[size] = _capture(list_all, pool)
+                self._lists[size] = _capture(partial(self._listed, self._greedy[size].found, is_end=False), pool)
+                self._ends[size] = _capture(partial(self._listed, self._graphs[size].found, is_end=True), pool)
             self._draws.capture(
                 size, self._graphs[size].found, self.adjustments.tables, lambda run: _capture(run, pool)
             )
@@ -107,14 +109,18 @@ class DecodeSteps:
             report("capturing graphs for prompts", 0.0)
             self._passes = Passes(self._decoder, self.max_rows, self.buffers.table.shape[1])
             self._passes.capture(lambda run: _capture(run, pool))
+        logits = self._graphs[self._sizes[0]].found  # what no graph has is compiled now, too
+        self._operations.top(logits, 1)
+        normalizers(logits)
         torch.cuda.synchronize()
         report(f"capturing graphs for up to {self.max_rows} rows", 1.0)
 
     def forget_graphs(self) -> None:
         """Gives back what was captured; no step may follow."""
-        for captured in (*self._graphs.values(), *self._greedy.values(), *self._lists.values()):
-            captured.graph.reset()
-        self._graphs, self._greedy, self._lists = {}, {}, {}
+        for kind in (self._graphs, self._greedy, self._lists, self._ends):
+            for captured in kind.values():
+                captured.graph.reset()
+            kind.clear()
         if self._passes is not None:
             self._passes.forget()
             self._passes = None
@@ -143,6 +149,23 @@ class DecodeSteps:
                 self._operations.end_greedy(self.buffers, size, logits)
         self.tables.ran()
         return logits[:num_rows]
+
+    def list_on(self, token_ids: Sequence[int]) -> Tensor:
+        """A whole step of the rows that are due, which want to know their likeliest tokens and nothing else: as
+        `likeliest`."""
+        num_rows = len(token_ids)
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        self._send(self.tables.go_on(token_ids), size, None)
+        found = self._list_all(size)
+        self.tables.ran()
+        self.tables.sampled(None)
+        return found[:num_rows]
+
+    def _list_all(self, size: int) -> Tensor:
+        """Runs the model, and lists in place of a choice."""
+        captured, ends = self._graphs.get(size), self._ends.get(size)
+        logits = self._decoder.decode(self.buffers, size) if captured is None else captured.replay()
+        return self._listed(logits, is_end=True) if ends is None else ends.replay()
 
     def forward_beside(
         self, decodes: DecodeRows, singles: Sequence[ForwardRow], before: Tensor | None, beside: Beside, *,
@@ -188,11 +211,12 @@ class DecodeSteps:
             drawn(self._operations, buffers, logits, samplings, numbers, tables)
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        """As `listed`, for the logits of `forward`, once tokens were chosen; good until the next step."""
+        """As `Operations.listed` by `WIDTH`, for the logits of `forward`, once tokens were chosen; good until the next
+        step."""
         num_rows = len(logits)
         captured = self._lists.get(size := self._sizes[bisect_left(self._sizes, num_rows)])
         if captured is None:
-            return listed(self._operations, self.buffers, logits)
+            return self._listed(logits, is_end=False)
         read = self._greedy[size].found
         if logits.data_ptr() != read.data_ptr():
             read[:num_rows] = logits
@@ -231,6 +255,9 @@ class DecodeSteps:
         self.buffers.outputs[:, :num_rows] = 0
         self._operations.advance(self.buffers, num_rows)
 
+    def _listed(self, logits: Tensor, *, is_end: bool) -> Tensor:
+        return self._operations.listed(self.buffers, logits, min(WIDTH, logits.shape[1]), is_end=is_end)
+
     def _decode_greedily(self, size: int) -> Tensor:
         logits = self._decoder.decode_own(self.buffers, size)
         if self._ranks.num_ranks == 1:
@@ -255,7 +282,7 @@ class DecodeSteps:
             sent = self.to_device(np.stack([changes.at, changes.blocks]))
             buffers.table.view(-1).index_copy_(0, sent[0].long(), sent[1])
         if changes.ids is not None:
-            buffers.inputs[0, : len(changes.ids)] = self.to_device(changes.ids)
+            self._ids.place_on(buffers.inputs[0, : len(changes.ids)], changes.ids)
 
     def _take_from(self, sources: Tensor, before: Tensor | None) -> None:
         """Fills in ids from the batch before."""

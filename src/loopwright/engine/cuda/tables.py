@@ -6,6 +6,7 @@ reach one. Anything else sends everything.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,14 @@ class Changes:
     blocks: Numbers | None = None
     ids: Numbers | None = None
     sources: Numbers | None = None
+
+
+class Due(NamedTuple):
+    """Blocks, positions and KV lengths of rows, each the one that is next."""
+
+    block_ids: Sequence[Sequence[int]]
+    positions: Sequence[int]
+    kv_lens: Sequence[int]
 
 
 class RowTables:
@@ -68,16 +77,27 @@ class RowTables:
             and not singles
             and (not decodes.sources or isinstance(decodes.sources, range))
         )
-        num_rows = len(decodes) + len(singles)
-        changes = self._next(decodes) if is_next else self._next_singles(decodes, singles)
+        changes = self._next(decodes) if is_next else None if decodes else self._next_singles(singles)
         if changes is None:
             changes = self._anew(decodes, singles, num_padded)
             self._singles = [] if decodes else [one.block_ids for one in singles]
         self._num_steps = decodes.num_steps if not singles else -1
         self._block_ids = decodes.block_ids
-        self._num_rows = num_rows
+        self._num_rows = num_rows = len(decodes) + len(singles)
         self.positions[:num_rows] += 1
         return changes
+
+    @property
+    def due(self) -> Due:
+        """With what the rows of the step that ran last would go on, if these were nothing but singles."""
+        num = len(self._singles)
+        return Due(self._singles, self.positions[:num].tolist(), self.kv_lens[:num].tolist())
+
+    def go_on(self, token_ids: Sequence[int]) -> Changes:
+        """As `place`, of the rows that are due."""
+        at, blocks = self._reached(self._singles)
+        self.positions[: self._num_rows] += 1
+        return Changes(at=at, blocks=blocks, ids=np.array(token_ids, np.int32))
 
     def ran(self) -> None:
         """The step was launched: the device is one place further."""
@@ -90,11 +110,11 @@ class RowTables:
         ids = None if is_known else np.array(decodes.token_ids, np.int32)
         return Changes(at=at, blocks=blocks, ids=ids)
 
-    def _next_singles(self, decodes: DecodeRows, singles: Sequence[ForwardRow]) -> Changes | None:
+    def _next_singles(self, singles: Sequence[ForwardRow]) -> Changes | None:
         """If nothing but the ids is not known: rows that go on one by one, with the very lists of blocks that they had
         in the step before."""
         known = self._singles
-        if decodes or len(known) != len(singles) or any(map(_is_other, known, singles)):
+        if len(known) != len(singles) or any(map(_is_other, known, singles)):
             return None
         num_rows = len(singles)
         own = np.array([(one.token_ids[0], one.positions[0], one.kv_len) for one in singles], np.int32).T

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from loopwright.core.samplers import TracedSampler
 from loopwright.engine.cuda.captured import Captured
-from loopwright.engine.cuda.sampling import normalizers
-from loopwright.engine.traced import TracedRows, run_graph, sparse_vectors
+from loopwright.engine.cuda.sampling import HAS_TRITON, normalizers
+from loopwright.engine.traced import TracedResults, TracedRows, run_graph, sparse_vectors
 from loopwright.engine.transfer import to_device
 
 MAX_GRAPHS = 16
@@ -136,9 +136,7 @@ class TracedSamplers:
         kept.logits, kept.scores, kept.sent, kept.states = logits, scores, sent, states
 
         def run() -> Found:
-            found = computed(graph, logits, scores, sent, states, sparse, None if whole is None else whole.outputs[2])
-            if whole is not None:
-                _put(found, whole)
+            found = computed(graph, logits, scores, sent, states, sparse, whole)
             found = replace(found, states={name: _apart(one, states) for name, one in found.states.items()})
             for name, one in found.states.items():  # they are there for the next token of the same rows
                 states[name].copy_(one)
@@ -190,10 +188,10 @@ def _apart(state: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
     return state.clone() if any(state.data_ptr() == one.data_ptr() for one in buffers.values()) else state
 
 
-def _put(found: Found, whole: Whole) -> None:
+def _put(chosen: Tensor, whole: Whole) -> None:
     """The tokens where the next step looks."""
-    whole.outputs[2] |= found.chosen[1]
-    whole.outputs[0] = found.chosen[0]
+    whole.outputs[2] |= chosen[1]
+    whole.outputs[0] = chosen[0]
     whole.inputs[::4] = whole.outputs[::2]
 
 
@@ -205,32 +203,54 @@ def _numbers(told: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def computed(
     graph: TracedSampler, logits: Tensor, scores: Tensor, sent: Tensor, states: Mapping[str, Tensor],
-    sparse: Mapping[int, Tensor], lost: Tensor | None = None,
+    sparse: Mapping[int, Tensor], whole: Whole | None = None,
 ) -> Found:  # fmt: skip
-    """As `TracedSamplers.run`; `states` are what the rows begin with, and `lost` int32 [num_rows] is 1 for rows that
-    have failed."""
-    vocab_size = scores.shape[1]
+    """As `TracedSamplers.run`; `states` are what the rows begin with, and tokens are put into `whole`, if given."""
     found = run_graph(graph, TracedRows(scores, sent[0][:, None], sent[1][:, None], states, sparse))
-    first = len(found.failures)
     if found.result.shape[1] == 1:
-        value = found.result[:, 0]
-        token_ids, chosen_from = value.nan_to_num(0.0).clamp(0, vocab_size - 1).long(), None
-        picked = scores.gather(1, token_ids[:, None])[:, 0]
-        raw = logits.gather(1, token_ids[:, None])[:, 0].double() - normalizers(logits).double()
-        mine = torch.where(picked == -torch.inf, first + NOT_ALLOWED, 0)
-        mine = torch.where(token_ids != value, first + NOT_A_TOKEN, mine)
-    else:
-        chosen_from = torch.where(scores > -torch.inf, found.result, -torch.inf)
-        value = chosen_from.amax(-1)
-        raw, token_ids = torch.zeros_like(value), torch.zeros_like(value, dtype=torch.int64)
-        mine = torch.where(value.isfinite(), 0, first + 1)
-    failed = torch.where(found.failed > 0, found.failed, mine)
+        told, chosen = told_of(found, logits, scores, whole)
+        return Found(None, told, chosen, found.states, found.failures)
+    chosen_from = torch.where(scores > -torch.inf, found.result, -torch.inf)
+    value = chosen_from.amax(-1)
+    nothing = torch.zeros_like(value)
+    mine = torch.where(value.isfinite(), 0, len(found.failures) + 1)
+    told, chosen = _packed(found, nothing.long(), nothing, mine, value, None)
+    return Found(chosen_from, told, chosen, found.states, found.failures)
+
+
+def told_of(found: TracedResults, logits: Tensor, scores: Tensor, whole: Whole | None) -> tuple[Tensor, Tensor]:
+    """`told` and `chosen` of Found, of a sampler that gives a token, which is put into `whole`, if given."""
+    if logits.is_cuda and HAS_TRITON:
+        from loopwright.engine.cuda import told_kernels  # noqa: PLC0415 (there may be no Triton)
+
+        buffers = (None, None) if whole is None else (whole.outputs, whole.inputs)
+        return told_kernels.told_of(found, logits, scores, *buffers)
+    return told_by_torch(found, logits, scores, whole)
+
+
+def told_by_torch(found: TracedResults, logits: Tensor, scores: Tensor, whole: Whole | None) -> tuple[Tensor, Tensor]:
+    """As `told_of`: the reference of the kernel."""
+    first, value = len(found.failures), found.result[:, 0]
+    token_ids = value.nan_to_num(0.0).clamp(0, scores.shape[1] - 1).long()
+    picked = scores.gather(1, token_ids[:, None])[:, 0]
+    raw = logits.gather(1, token_ids[:, None])[:, 0].double() - normalizers(logits).double()
+    mine = torch.where(picked == -torch.inf, first + NOT_ALLOWED, 0)
+    mine = torch.where(token_ids != value, first + NOT_A_TOKEN, mine)
+    told, chosen = _packed(found, token_ids, raw, mine, value, None if whole is None else whole.outputs[2])
+    if whole is not None:
+        _put(chosen, whole)
+    return told, chosen
+
+
+def _packed(
+    found: TracedResults, token_ids: Tensor, raw: Tensor, mine: Tensor, value: Tensor, lost: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    checked = found.failed
+    failed = torch.where(checked > 0, checked, mine)
     numbers = [one for one in found.states.values() if one.shape[1] == 1]
     had_failed = torch.zeros_like(value) if lost is None else lost.double()
     beside = torch.stack([token_ids.double(), raw.clamp(max=0.0), failed.double(), value, had_failed], dim=1)
-    told = torch.cat([beside, *numbers], dim=1)
-    chosen = torch.stack([token_ids, failed > 0]).int()
-    return Found(chosen_from, told, chosen, found.states, found.failures)
+    return torch.cat([beside, *numbers], dim=1), torch.stack([token_ids, failed > 0]).int()
 
 
 class CudaCaptures:
