@@ -137,12 +137,20 @@ def test_a_goal_is_met_missed_or_not_measured_by_the_best_figure() -> None:
 def test_all_goals_of_the_table_have_names_that_sections_give(tmp_path: Path) -> None:
     """Of those that are put together from a shape and a batch, at least the first part."""
     given = {"tpot", "worker", "http", "prefill", "host", "host_mean", "core", "mechanisms", "agents", "ttft",
-             "goodput", "quality", "noise", "cost", "together"}  # fmt: skip
+             "goodput", "quality", "noise", "cost", "together", "request", "request_http"}  # fmt: skip
     names = [name for one in goals.GOALS for name, _ in one.figures.values()]
     assert {name.partition("/")[0] for name in names} == given
     assert len(set(names)) == len(names)
     source = "".join(one.read_text() for one in Path(goals.__file__).parent.glob("*.py"))
     assert all(f'"{one}"' in source for one in given)
+
+
+def test_a_whole_request_is_held_to_what_the_goal_leaves_of_it() -> None:
+    goal = next(one for one in goals.GOALS if one.title.startswith("Whole request of 8B, ms, over HTTP"))
+    row = goal.row({"request_http/llama-8b/256": [2050.0, 1980.0], "request_allowed/llama-8b/256": [1985.0],
+                    "request_http/llama-8b/128": [1300.0], "request_allowed/llama-8b/128": [1206.0]})  # fmt: skip
+    assert "≤ 1,206 · ≤ 1,985" in row[2]
+    assert row[4].startswith("**missed** at 128;")
 
 
 def test_figures_are_kept_as_they_come_and_a_suite_s_rows_become_some(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ their size in tiles, for it grows by no rule: up to some hundreds of tokens a st
 """
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -27,8 +28,15 @@ MAX_AGE = 256
 """After so many further steps with prompts a size is forgotten."""
 
 MAX_DOUBT = 16
-"""And after so many one that took too long is tried again: something else may have held it up."""
+"""And after so many one that took too long is tried again: something else may have held it up. Twice as many if it was
+tried again in vain, and so on."""
 
+WASTE = 1.5
+"""A size whose tokens take so many times as long as those of a smaller one is not worth having: beyond what is captured
+as a graph, launches are what a step takes."""
+
+JUMP = 1.5
+"""If those of the next known size take so many times as long, there is such an edge between the two."""
 
 SLACK = 0.1
 """Where MIN_ROOM takes longer than the limit, what takes so little more is as good as free."""
@@ -73,15 +81,16 @@ class Pace:
         least_s = min((taken_s for size, taken_s in known.items() if size >= least), default=0.0)
         if least in known:
             limit_s = max(limit_s, (1 + SLACK) * least_s)
-        best = max((size for size, taken_s in known.items() if taken_s <= limit_s), default=0)
+        best = _best([(size, taken_s) for size, taken_s in known.items() if taken_s <= limit_s], least)
         more = self._num_more(known, best, limit_s - known[best], (num_single + FIRST_ROOM) // TILE)
         return max(MIN_ROOM, (best + more) * TILE - num_single)
 
     def _num_more(self, known: dict[int, float], best: int, left_s: float, usual: int) -> int:
         """Tiles that fit beside the best that is known to, by what other sizes take. Where they say none, one more if
         the last one took no time, or up to `usual` if nothing tells what it took: launches may hide some."""
-        first = self._num_noted - MAX_DOUBT
-        larger = min((one for one in self._sizes if one > best and self._sizes[one].noted_at >= first), default=0)
+        larger = min((one for one in self._sizes if one > best and self._is_believed(one)), default=0)
+        if larger and best and known[larger] * best > JUMP * known[best] * larger:
+            return int(larger > best + 1)  # by one tile at a time: what is tried beyond the edge is lost
         if larger:
             return max(0, int((larger - best) * left_s / (known[larger] - known[best])))
         if best == 0:
@@ -90,3 +99,19 @@ class Pace:
         smaller = max((one for one in self._sizes if one < best), default=0)
         is_free = known[best] - known[smaller] < left_s * (best - smaller) if smaller else best < usual
         return max(min(fitting, best), int(is_free))
+
+    def _is_believed(self, size: int) -> bool:
+        """Whether what a size took counts though it is more than fits."""
+        taken_s, noted_at = self._sizes[size]
+        return self._num_noted - noted_at <= MAX_DOUBT << (len(taken_s) - 1)
+
+
+def _best(fitting: Sequence[tuple[int, float]], least: int) -> int:
+    """The largest of the sizes, given with what they took, or one from `least` on whose tokens take clearly less; 0 if
+    there is none."""
+    largest, largest_s = max(fitting, default=(0, 0.0))
+    cheapest, cheapest_s = min(
+        (one for one in fitting if least <= one[0]), key=lambda one: one[1] / one[0], default=(0, 0.0)
+    )
+    is_waste = cheapest and largest_s * cheapest > WASTE * cheapest_s * largest
+    return cheapest if is_waste else largest

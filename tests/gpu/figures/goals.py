@@ -21,7 +21,7 @@ Found: TypeAlias = Mapping[str, Sequence[float]]
 @dataclass(frozen=True, slots=True)
 class Goal:
     """Figures of one kind, by label: the name of each, and its limit; None is for a figure without a goal. A limit that
-    is a name is 95 % of that figure."""
+    is a name is that figure, and 95 % of it where it is the least."""
 
     title: str
     figures: Mapping[str, tuple[str, float | str | None]]
@@ -34,7 +34,7 @@ class Goal:
     def row(self, found: Found) -> tuple[str, str, str, str, str]:
         """Title, labels, goals, what was found, and what follows."""
         got = {label: self._best(found, name) for label, (name, _) in self.figures.items()}
-        limits = {label: _limit(found, limit) for label, (_, limit) in self.figures.items()}
+        limits = {label: _limit(found, limit, is_least=self.is_least) for label, (_, limit) in self.figures.items()}
         sign = "≥" if self.is_least else "≤"
         goal = " · ".join("–" if one is None else f"{sign} {one:,.5g}" for one in limits.values())
         return (
@@ -61,9 +61,9 @@ class Goal:
         return "; ".join([*said, *([f"not measured: {', '.join(absent)}"] if absent else [])])
 
 
-def _limit(found: Found, limit: float | str | None) -> float | None:
+def _limit(found: Found, limit: float | str | None, *, is_least: bool) -> float | None:
     if isinstance(limit, str):
-        return OF_PREDICTED * found[limit][-1] if limit in found else None
+        return (OF_PREDICTED if is_least else 1.0) * found[limit][-1] if limit in found else None
     return limit
 
 
@@ -82,6 +82,16 @@ def _tpots(place: str, title: str) -> list[Goal]:
     ]  # fmt: skip
 
 
+def _requests(place: str, title: str) -> list[Goal]:
+    """Whole requests: a first token that comes sooner and others that come later may be the same to who waits."""
+    return [
+        Goal(f"Whole request of {SHORT[shape]}, ms, {title}; goal: first token as at control, others as their goal", {
+            str(batch): (f"{place}/{shape}/{batch}", f"request_allowed/{shape}/{batch}") for batch in peers.BATCHES
+        })
+        for shape in peers.GOAL_TPOT_MS
+    ]  # fmt: skip
+
+
 def _by_shape(title: str, name: str, limit: float | None, shapes: Sequence[str], *, is_least: bool = False) -> Goal:
     return Goal(title, {SHORT[one]: (name.format(one), limit) for one in shapes}, is_least)
 
@@ -94,6 +104,8 @@ GOALS: tuple[Goal, ...] = (
     *_tpots("tpot", "at control"),
     *_tpots("worker", "at the model worker"),
     *_tpots("http", "over HTTP"),
+    *_requests("request", "at control"),
+    *_requests("request_http", "over HTTP"),
     Goal("Prompts of 8B, tokens/s", {one: (f"prefill/llama-8b/{one}", limit) for one, limit in
          (("64 of 128", _PREFILL), ("64 of 1024", _PREFILL), ("8 of 8192", None))}, is_least=True),
     _by_shape("Host CPU of a steady step of 256 rows, ms", "host/{}/256", 1.2, _TWO),

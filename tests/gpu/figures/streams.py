@@ -179,6 +179,7 @@ class Timing:
     tpot_s: float
     steady_s: float
     ttft_s: float
+    request_s: float  # from asking to the last token, the mean over streams
     host_s: float  # CPU of the event loop's thread for each step
     steady_host_s: float
     stream_host_s: float
@@ -222,6 +223,7 @@ def timing(streams: Sequence[Stream], took_s: float, thread_s: float, process_s:
         tpot_s=mean((one.times_s[-1] - one.times_s[0]) / max(1, len(one.times_s) - 1) for one in streams),
         steady_s=float(np.median(gaps)) if len(gaps) else 0.0,
         ttft_s=median(one.ttft_s for one in streams),
+        request_s=mean(one.times_s[-1] - one.began_s for one in streams),
         host_s=thread_s / num_steps,
         steady_host_s=steady_host_s,
         stream_host_s=max(0.0, thread_s - num_steps * steady_host_s) / len(streams),
