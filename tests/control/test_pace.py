@@ -126,3 +126,7 @@ def test_what_takes_too_long_again_and_again_is_tried_more_seldom() -> None:
         for _ in range(MAX_DOUBT * 2 ** (num_times - 1)):
             assert pace.room(30, LIMIT_S) == 8 * TILE - 30
             pace.note(30, 994, 0.019)
+
+
+def test_a_smaller_size_than_what_prompts_get_anyway_says_nothing_about_waste() -> None:
+    assert measured((0, 128, 0.001), (30, 482, 0.018)).room(30, LIMIT_S) == 4 * TILE - 30
