@@ -181,6 +181,17 @@ async def test_a_start_whose_client_has_gone_leaves_no_run_behind() -> None:
         other.close()
 
 
+async def test_a_run_that_was_cancelled_is_not_cancelled_again_when_its_server_process_has_gone() -> None:
+    fake = FakeRuns()
+    async with serving(fake) as address:
+        client = await RunsClient.connect(address, name="server-0", clock=FakeClock(0.0))
+        left, live = await client.start(HELLO), await client.start(HELLO)
+        await client.cancel(left)
+        client.close()
+        await eventually(lambda: live in fake.cancelled)
+        assert fake.cancelled == [left, live]
+
+
 @pytest.mark.parametrize("says_goodbye", [False, True])
 async def test_what_a_server_process_started_and_no_other_is_cancelled_when_it_has_gone(says_goodbye: bool) -> None:
     fake = FakeRuns()

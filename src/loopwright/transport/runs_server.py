@@ -92,6 +92,8 @@ class RunsServer(LinkServer["_Client"]):
                     await self._cancel_unclaimed(answer.run)
                 else:
                     client.started.add(answer.run)
+            elif isinstance(request, messages.CancelRun) and (client := self._clients.get(peer)) is not None:
+                client.started.discard(request.run)  # who leaves a run does not read its end
             self._send(peer, answer)
 
     async def _carry_out(self, request: messages.Request) -> messages.Answer:
