@@ -85,7 +85,7 @@ def test_one_that_is_cancelled_before_its_step_has_no_row_in_it(*, is_closed: bo
     context.sampling = None
     one_by_one(rig, context, [7, 8, 9])
     call = run.submit(context.forward([10]))
-    assert rig.controller._scheduler._going
+    assert rig.controller._scheduler._going.calls
     if is_closed:
         run.session.close()
     else:

@@ -146,6 +146,21 @@ def test_no_more_calls_join_than_a_step_may_hold() -> None:
     assert [run.forwarded(call).token for call in calls] == [token_after((5,))] * 5
 
 
+def test_who_joins_has_what_decode_rows_leave_of_a_step() -> None:
+    rig = Rig(config=ControlConfig(max_batch_rows=3, max_batch_tokens=4))
+    streams = rig.open("b")
+    streams.submit(generate((5,), max_tokens=12))
+    for _ in range(3):
+        rig.step()
+    run = rig.open("a")
+    first = run.submit(text((5,), grow_from=PageName(10)))
+    joined = run.submit(text((5, 6, 7, 8), grow_from=PageName(20), sampling=SAMPLING))
+    rig.drain()
+    assert max(batch.num_tokens for batch in rig.executor.batches) == 4
+    assert run.order()[-2:] == [first, joined]
+    assert run.forwarded(joined).token == token_after((5, 6, 7, 8))
+
+
 def test_a_call_behind_a_barrier_does_not_pass_it() -> None:
     rig = Rig()
     run = rig.open("a")

@@ -6,15 +6,14 @@ share what the token budget leaves, by rank, and are cut to fit it. A call that 
 
 import math
 from bisect import insort
-from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Iterable
 
 from loopwright.control.config import ControlConfig
 from loopwright.control.decoding import DecodeGroup
 from loopwright.control.feeds import Feed
-from loopwright.control.joining import Joining
-from loopwright.control.ordering import AnyResource, OpenCall
+from loopwright.control.going_rows import GoingRows
+from loopwright.control.joiner import Joiner
+from loopwright.control.ordering import OpenCall
 from loopwright.control.pace import Pace
 from loopwright.control.reads import check_reads
 from loopwright.control.resource_manager import ResourceManager
@@ -43,13 +42,12 @@ class Scheduler:
         self._max_tokens = config.max_batch_tokens or max(shape.max_step_tokens, 2 * config.max_batch_rows)
         usual_s = USUAL_PROMPT_STEP_S if shape.steps_ahead == "usual" else 0.0
         self._prompt_step_s = usual_s if config.prompt_step_s == "auto" else config.prompt_step_s
+        self._joiner = Joiner(resources, config.max_batch_rows, self._max_tokens)
         self._num_formed = 0  # steps, so far
         self._now_s = 0.0  # when the last one was
         self._light: list[OpenCall] = []  # copies, shifts, embeds and heads, by arrival
         self._decoding = DecodeGroup(resources.shape.block_size)  # feeds that have a row in every step
-        self._going: list[OpenCall] = []  # that go on from calls which were over, and have all they need
-        self._going_rows: list[ForwardRow] = []  # theirs
-        self._num_apart = 0  # calls of the last step that may be among those next
+        self._going = GoingRows()  # that go on from calls which were over, and have all they need
         self._short: list[OpenCall] = []  # others with one input left, by arrival; the longest unserved first
         self._long: list[OpenCall] = []  # feeds with more, and what has dropped pages, by rank
         self.suspended: dict[RunId, list[OpenCall]] = {}  # their calls that would be in one of the three
@@ -66,9 +64,7 @@ class Scheduler:
         and among the long ones if it ran there, where a call goes whose pages were dropped."""
         feed = call.work
         assert isinstance(feed, Feed)
-        if call.is_apart and feed.is_going_on and call.run_id not in self.suspended:
-            self._going.append(call)
-            self._going_rows.append(feed.row_going_on())
+        if call.run_id not in self.suspended and self._going.add(call, feed):
             return
         call.is_apart = False
         if call in self._long:
@@ -117,7 +113,7 @@ class Scheduler:
     @property
     def is_decoding(self) -> bool:
         """Whether somebody waits for the next token of an answer that has begun."""
-        return bool(self._decoding or self._short or self._going or self._num_apart)
+        return bool(self._decoding or self._short or self._going.calls or self._going.num_apart)
 
     @property
     def has_segments(self) -> bool:
@@ -163,7 +159,7 @@ class Scheduler:
 
     def waiting(self) -> list[OpenCall]:
         """The calls that are not over. After a form that took none, all of them wait for blocks."""
-        calls = (*self._light, *self._going, *self._short, *self._long)
+        calls = (*self._light, *self._going.calls, *self._short, *self._long)
         return [call for call in calls if not call.is_over and not call.is_paused]
 
     def due_s(self) -> float:
@@ -172,7 +168,7 @@ class Scheduler:
 
     def _fill(self, step: Step, now_s: float) -> Step:
         self.is_blocked = False
-        self._num_apart = 0
+        self._going.num_apart = 0
         self._num_formed += 1
         self._now_s = now_s
         self._take_light(step)
@@ -218,28 +214,18 @@ class Scheduler:
 
     def _take_going(self, step: Step) -> None:
         """Those with a row that is made already, if all of one token may have one: else they take turns."""
-        calls, rows, now_s, num_formed = self._going, self._going_rows, self._now_s, self._num_formed
-        if not calls:
+        num_going = len(self._going.calls)
+        if not num_going:
             return
-        if len(calls) + len(self._decoding) + len(self._short) > self._config.max_batch_rows or step.batch_rows:
+        if num_going + len(self._decoding) + len(self._short) > self._config.max_batch_rows or step.batch_rows:
             self._put_going()
-            return
-        self._going, self._going_rows = [], []
-        if any(call.is_over for call in calls):  # with its run
-            rows = [row for call, row in zip(calls, rows, strict=True) if not call.is_over]
-            calls = [call for call in calls if not call.is_over]
-        for call in calls:
-            call.served_at, call.is_started, call.started_s = num_formed, True, now_s
-        step.rows, step.batch_rows, step.num_going = calls, rows, len(calls)
-        self._num_apart = len(calls)
+        else:
+            self._going.take(step, self._num_formed, self._now_s)
 
     def _put_going(self) -> None:
         """Has those wait that any call of one token waits with."""
-        calls, self._going, self._going_rows = self._going, [], []
-        for call in calls:
-            call.is_apart = False
-            if not call.is_over:
-                self._put_short(call)
+        for call in self._going.give_up():
+            self._put_short(call)
 
     def _take_short(self, step: Step) -> None:
         max_rows = self._config.max_batch_rows
@@ -282,9 +268,7 @@ class Scheduler:
             call.is_started, call.started_s = True, self._now_s
         step.rows.append(call)
         step.batch_rows.append(feed.next_row(1))
-        call.is_apart = feed.is_going_on  # it is over with that row
-        self._num_apart += call.is_apart
-        return not call.is_apart
+        return not self._going.served(call, feed)
 
     def _dissolve_decoding(self) -> list[OpenCall]:
         """Has all decode rows leave: there are more rows of one token than a step may have, so they take turns."""
@@ -403,54 +387,15 @@ class Scheduler:
 
     def _take_joining(self, step: Step) -> None:
         """Takes calls that wait for nobody but calls of the step, and may run in it with them."""
-        calls = chain(step.copies, step.shifts, step.embeds, step.rows, step.heads)
-        frontier = deque([call for call in calls if call.dependents and call.restoring is None])
-        if not frontier:
-            return
-        joining = Joining(self._resources.shape.block_size)
-        while frontier:
-            for call in joining.freed_by(frontier.popleft()):
-                if self._join(call, step, joining.promised):
-                    step.joined.append(call)
-                    if call.dependents:
-                        frontier.append(call)
-
-    def _join(self, call: OpenCall, step: Step, promised: Mapping[AnyResource, int]) -> bool:
-        """Whether the call is in the step now. One that cannot run keeps its turn, and is refused then."""
-        feed = call.work
-        if not isinstance(feed, Feed):
-            taken = step.light_list(call)
-            if taken is None or len(taken) == self._config.max_batch_rows or step.is_copied_from(call):
-                return False
-            if not self._secure(call, promised):
-                return False
-            taken.append(call)
-            return True
-        num_taken = len(self._decoding) + sum(row.num_tokens for row in step.batch_rows)
-        budget = self._max_tokens - num_taken
-        if feed.num_left == 1 and step.num_rows >= self._config.max_batch_rows:
-            return False
-        if budget <= 0 or (feed.num_left > budget and not feed.is_chunkable) or not self._secure(call, promised):
-            return False
-        row = feed.next_row(budget)
-        step.rows.append(call)
-        step.batch_rows.append(row)
-        if _will_be_short(feed, row):
-            self._put_short(call)
-        elif row.num_tokens < feed.num_left:
-            insort(self._long, call, key=lambda one: one.rank)
-        return True
-
-    def _secure(self, call: OpenCall, promised: Mapping[AnyResource, int]) -> bool:
-        if not self._resources.can_join(call):
-            return False
-        try:
-            check_reads(call, self._resources.shape.block_size, promised)
-            call.is_started = self._resources.secure(call)
-        except LoopwrightError:
-            return False
-        call.started_s = self._now_s
-        return call.is_started
+        num_joined = self._joiner.join(step, len(self._decoding), self._now_s)
+        first = len(step.rows) - num_joined
+        for call, row in zip(step.rows[first:], step.batch_rows[first:], strict=True):
+            feed = call.work
+            assert isinstance(feed, Feed)
+            if _will_be_short(feed, row):
+                self._put_short(call)
+            elif row.num_tokens < feed.num_left:
+                insort(self._long, call, key=lambda one: one.rank)
 
     def _admit(self, call: OpenCall, step: Step) -> bool:
         """Whether the call has all it needs to run now. One that cannot ever is put among the refused."""
