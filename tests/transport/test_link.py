@@ -363,6 +363,21 @@ asyncio.run(main())
 """
 
 
+async def test_much_that_is_sent_at_once_to_one_that_has_gone_is_no_news(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(address) as told:
+        raw = RawPeer(address)
+        raw.send_frame(frame(b"hello")[4:])
+        await eventually(lambda: told.texts == [b"hello"])
+        (peer,) = told.peers
+        raw.close()
+        for _ in range(10):  # before the loop has seen the end
+            told.link.send_at_once(peer, b"x")
+        await eventually(lambda: told.lost == [peer])
+    assert not caplog.records
+
+
 async def test_one_that_is_killed_is_lost_at_once(address: str) -> None:
     async with listening(address) as told:
         with python_process(SPEAKER, address) as process:

@@ -173,6 +173,8 @@ class _Connection(asyncio.Protocol):
         messages, self._messages = self._messages, []
         frame: list[bytes] = []
         num_bytes, self._num_bytes = 0, 0
+        if self._transport.is_closing():  # the peer is gone, and `connection_lost` comes in the next turn
+            return
         for message in messages:
             frame.append(message)
             num_bytes += len(message)
