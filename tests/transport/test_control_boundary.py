@@ -19,6 +19,7 @@ from loopwright.core.calls import (
     ForwardText,
     Generate,
     LogprobKind,
+    QueueCall,
     Sampling,
     Synchronize,
 )
@@ -151,6 +152,30 @@ async def test_a_call_that_goes_on_from_nothing_is_refused_and_harms_nobody() ->
         assert (refused.call_id, refused.error and refused.error.type) == (CallId(1), "BadRequest")
         [done] = await other.receive()
         assert done.error is None
+
+
+async def test_a_fault_over_a_call_that_goes_on_is_its_own_error_and_those_behind_it_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = FakeControl()
+    text = ForwardText(queue=QUEUE, pages=(PageName(9),), kv_len=0, tokens=(1,), positions=(0,))
+    async with connected(control) as client:
+        sessions = [client.open(RunId(name), ControlLimits()) for name in "ab"]
+        for session in sessions:
+            session.submit(CallId(0), text)
+        for session in sessions:
+            assert [one.error for one in await session.receive()] == [None]
+
+        def fail(call_id: CallId, call: QueueCall) -> None:
+            raise RuntimeError("a fault of ours")
+
+        monkeypatch.setattr(control.sessions[RunId("a")], "submit", fail)
+        for session in sessions:
+            session.submit(CallId(1), replace(text, kv_len=1, positions=(1,)))
+        [failed], [done] = [await session.receive() for session in sessions]
+        assert (failed.call_id, failed.error and failed.error.type) == (CallId(1), "InternalError")
+        assert (done.call_id, done.error) == (CallId(1), None)
+    assert "a fault of ours" in caplog.text
 
 
 async def test_results_arrive_in_order_and_unchanged() -> None:

@@ -16,6 +16,7 @@ from loopwright.core.calls import Forward, ForwardText, Generate
 from loopwright.core.control import Control, Session
 from loopwright.core.errors import BadRequest, Cancelled, InternalError, LimitExceeded, LoopwrightError
 from loopwright.core.going_on import GoesOn, LastText, Next
+from loopwright.core.ids import CallId
 from loopwright.core.results import Completion
 from loopwright.core.told_tokens import ReadTogether, ToldLists, Whose
 from loopwright.transport import control_messages as messages
@@ -113,14 +114,21 @@ class ControlServer(LinkServer["_Client"]):
             one = client.sessions.get(session_id)
             if one is None:
                 continue
-            if (last := one.last) is None:
-                error = BadRequest("a call goes on from another, and none was sent")
-                self._complete(peer, client, session_id, Completion(call_id, error=error.info()))
-                continue
             new = Next(token, position, grow_from, place in message.grown)
-            if one.go_on is None or not one.go_on(call_id, new):
-                one.session.submit(call_id, last.text_of(new))
-            last.go_on(new)
+            try:
+                self._submit_next(one, call_id, new)
+            except Exception as fault:  # a fault over one call must not lose those of other runs behind it
+                if not isinstance(fault, LoopwrightError):
+                    log.exception("a call that goes on could not be taken")
+                    fault = InternalError("this call could not be taken", hint="try again")
+                self._complete(peer, client, session_id, Completion(call_id, error=fault.info()))
+
+    def _submit_next(self, one: "_Open", call_id: CallId, new: Next) -> None:
+        if (last := one.last) is None:
+            raise BadRequest("a call goes on from another, and none was sent")
+        if one.go_on is None or not one.go_on(call_id, new):
+            one.session.submit(call_id, last.text_of(new))
+        last.go_on(new)
 
     def _arrived(self, session: Session) -> None:
         """The session has its first call, or may have none for long: nobody waits for it."""
