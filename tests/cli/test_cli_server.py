@@ -68,7 +68,7 @@ def test_deployed_programs_are_listed_with_version_parameters_and_permissions(se
     assert server.command("deploy", write_program(tmp_path, LISTED, "listed.py")).status == 0
     version = hashlib.sha256(LISTED.encode()).hexdigest()[:12]
     permissions = "http: api.example.org; channels: jobs, room/*"
-    cells = [version, "anybody", "name: str, times: int = 2", permissions]
+    cells = [version, "nobody", "name: str, times: int = 2", permissions]
     assert rows(server, verb="programs")["listed"] == cells
     assert server.command("undeploy", "listed").status == 0
     assert "listed" not in rows(server, verb="programs")
@@ -93,10 +93,13 @@ def test_deploying_under_a_name_that_is_there_says_what_is_replaced(server: Serv
 def test_what_check_finds_is_said_when_a_program_is_deployed_and_one_that_cannot_run_is_refused(
     server: Server, tmp_path: Path
 ):
-    doubtful = write_program(tmp_path, "import time\nasync def main(): time.sleep(1)\n", "doubtful.py")
+    doubtful = write_program(tmp_path, "import time, requests\nasync def main(): time.sleep(1)\n", "doubtful.py")
     done = server.command("deploy", doubtful)
     hint = "time.sleep holds up the whole program, its other tasks too (write await asyncio.sleep(…))"
-    assert (done.status, done.err) == (0, f"{doubtful}:2:19: sandbox: {hint}\n")
+    module, sandbox, last = done.err.splitlines()
+    assert module.startswith(f"{doubtful}:1:1: module: the sandbox has no module 'requests'")
+    assert sandbox == f"{doubtful}:2:19: sandbox: {hint}"
+    assert (done.status, last) == (0, "loopwright: doubtful is deployed all the same")
     assert done.out.startswith("doubtful: POST ")
     broken = write_program(tmp_path, "def ask(x): return await x\nasync def main(): ...\n", "broken.py")
     line = server.command("deploy", broken).error_line()

@@ -100,8 +100,9 @@ again makes sense.
   `Retry-After`.
 - **500** `internal`, **502** `program_error`: a fault of ours; a tool of the server failed.
 
-An error of a run over `/v1/programs/NAME/runs` and `/v1/runs` has the same status; the body has the run's own code and
-error, with its traceback.
+An error of a run over `/v1/programs/NAME/runs` and `/v1/runs` has the same status where its end is waited for
+(`"stream": false`); the body has the run's own code and error, with its traceback. A stream has begun with 200 by then:
+its last event has them.
 
 ## Programs as models
 

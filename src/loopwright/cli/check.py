@@ -15,7 +15,7 @@ from loopwright.compose.config import Config
 from loopwright.compose.config_sources import load_config
 from loopwright.runtime.offer_check import Offer
 from loopwright.runtime.program_check import check_program
-from loopwright.runtime.sandboxes.runner_build import prepare_runner
+from loopwright.runtime.sandboxes.runner_build import is_intact, prepare_runner, runner_files
 from loopwright.runtime.sandboxes.runner_modules import runner_modules
 from loopwright.weights.store import cache_folder
 
@@ -50,3 +50,9 @@ def offer_of(config: Config) -> Offer:
 def sandbox_modules(report: Report) -> frozenset[str]:
     """What can be imported in the sandbox; builds the runner if this machine has none."""
     return run_work(runner_modules(prepare_runner(cache_folder(), report)))
+
+
+def known_modules() -> frozenset[str] | None:
+    """Likewise, where that costs nothing: None if this machine has no runner."""
+    files = runner_files(cache_folder() / "runner")
+    return run_work(runner_modules(files)) if is_intact(files.compiled) else None

@@ -19,7 +19,7 @@ KEY_VARIABLE = "LOOPWRIGHT_API_KEY"
 
 def add_url_argument(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("LOOPWRIGHT_URL", DEFAULT_URL)
-    parser.add_argument("--url", default=default, help="the server (default: $LOOPWRIGHT_URL or %(default)s)")
+    parser.add_argument("--url", default=default, help=f"the server (default: $LOOPWRIGHT_URL, or {DEFAULT_URL})")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loopwright.cli.check import known_modules
 from loopwright.cli.client import add_url_argument, checked, server_client, short
 from loopwright.cli.findings import line_of, refuse_broken
 from loopwright.cli.program_flags import read_source
@@ -22,7 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     source = read_source(arguments.file)
     read_program(source, path.name)  # what is wrong with it is said here, without a server
-    sys.stderr.writelines(f"{line_of(arguments.file, one)}\n" for one in refuse_broken(source, path.name))
+    findings = refuse_broken(source, path.name, known_modules())
+    sys.stderr.writelines(f"{line_of(arguments.file, one)}\n" for one in findings)
     name = arguments.name or re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-")
     with server_client(arguments.url) as client:
         body = {"name": name, "source": source, "filename": path.name}
@@ -30,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     url = arguments.url.rstrip("/")
     if deployed["replaced"] is not None:
         sys.stderr.write(f"loopwright: {_told(name, deployed)}\n")
+    if findings:
+        sys.stderr.write(f"loopwright: {name} is deployed all the same\n")
     sys.stdout.write(f'{name}: POST {url}/v1/programs/{name}/runs, or model="program:{name}"\n')
     return 0
 

@@ -24,7 +24,7 @@ def _row(program: dict[str, Any]) -> tuple[str, ...]:
     return (
         program["name"],
         short(program),
-        program["deployed_by"] or "anybody",
+        program["deployed_by"] or "nobody",
         ", ".join(map(_parameter, program["parameters"])),
         "; ".join(f"{kind}: {', '.join(names)}" for kind, names in program["permissions"].items()),
     )
