@@ -40,6 +40,7 @@ NUM_STREAMS = 200
 NUM_BLOCKS = 8192
 GO_SHARE, STALL_SHARE = 0.2, 0.08  # of clients
 STALL_S = 0.5
+LOADED_STALL_S = 1.0  # where many clients and the server share a loop that others may hold up
 SETTLE_S = 60.0
 LETTERS = [*range(97, 123), *range(65, 91)]
 CLIENT = Path(__file__).with_name("load_client.py")
@@ -102,14 +103,14 @@ class Report:
 
 
 @asynccontextmanager
-async def served(executor: SteppingExecutor) -> AsyncIterator[tuple[System, int]]:
+async def served(executor: SteppingExecutor, stall_s: float = STALL_S) -> AsyncIterator[tuple[System, int]]:
     """A whole system over the executor, and the port that it is served at."""
     control = ControlConfig(max_batch_rows=512, max_batch_tokens=4096)
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     try:
         async with system_over(executor, byte_text(executor), control=control) as system:  # type: ignore[arg-type]
             app = create_app(system.launcher)
-            serving = asyncio.create_task(serve(app, "127.0.0.1", 0, port.set_result, stall_s=STALL_S))
+            serving = asyncio.create_task(serve(app, "127.0.0.1", 0, port.set_result, stall_s=stall_s))
             try:
                 yield system, await port
             finally:
@@ -154,7 +155,7 @@ class Clients:
         try:
             if is_stalling:
                 writer.write(endless(prompt))
-                await asyncio.sleep(self._rng.random() * 2 * STALL_S)
+                await asyncio.sleep(self._rng.random() * 2 * LOADED_STALL_S)
                 self._report.ended["stopped reading"] += 1
                 return
             writer.write(request(prompt, num_tokens))
@@ -189,7 +190,7 @@ async def load(
 ) -> Report:
     """Raises AssertionError for a leaked task, socket, file or page, if it is still there `settle_s` later."""
     report = Report()
-    async with served(SteppingExecutor()) as (system, port):
+    async with served(SteppingExecutor(), LOADED_STALL_S) as (system, port):
         await Clients(port, random.Random(seed), report).run(1, 0.0, on_progress)  # what is made once is made by now
         gc.collect()  # what earlier work let go of would make room for a leak
         before = held_now()
