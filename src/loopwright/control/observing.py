@@ -29,15 +29,15 @@ class Observer:
     def __init__(self, instrument: Instrument, block_bytes: int) -> None:
         self._instrument = instrument
         self._block_bytes = block_bytes
-        self.is_on = self._is_on = instrument is not SILENT
+        self.is_on = instrument is not SILENT
         self._gaps: dict[_Shape, list[float]] = {}  # seconds since the step before, of each step noted
         self._num_noted = 0
         self._formed_s: list[float] = []
         self._ran_s: list[float] = []
         histogram = instrument.histogram
         self._steps_s = ((self._formed_s, histogram(metrics.SCHEDULE_S)), (self._ran_s, histogram(metrics.STEP_S)))
-        self.step_formed = self._formed_s.append if self._is_on else SILENT.observe
-        self.step_ran = self._ran_s.append if self._is_on else SILENT.observe
+        self.step_formed = self._formed_s.append if self.is_on else SILENT.observe
+        self.step_ran = self._ran_s.append if self.is_on else SILENT.observe
         self._gap = histogram(metrics.TOKEN_S).observe
         self._queue, self._prefill = histogram(metrics.QUEUE_S).observe, histogram(metrics.PREFILL_S).observe
         self._decode = histogram(metrics.DECODE_S).observe
@@ -49,7 +49,7 @@ class Observer:
     def step_over(self, step: Step, moment: Moment) -> None:
         """Its calls have what came of it."""
         now_s, before_s, moment.step_over_s = moment.now_s, moment.step_over_s, moment.now_s
-        if not self._is_on:
+        if not self.is_on:
             return
         num_usual = num_single = len(step.decoded.run_ids)
         num_long = num_prompt = 0
@@ -86,7 +86,7 @@ class Observer:
     def call_over(self, call: OpenCall, session: InlineSession, now_s: float) -> CallTiming | None:
         """What is known of a call that was for the engine, now that it is over."""
         feed = call.work
-        if not self._is_on or not isinstance(feed, Feed):
+        if not self.is_on or not isinstance(feed, Feed):
             return None
         is_segment = isinstance(feed, SegmentFeed)
         tokens = feed.tokens if isinstance(feed, SegmentFeed) else feed.sampled
@@ -106,12 +106,12 @@ class Observer:
 
     def waited(self, seconds: list[float]) -> None:
         """As `call_over` counts them: calls of one token that are over waited for so long each."""
-        if seconds and self._is_on:
+        if seconds and self.is_on:
             self._queue_all(seconds)
 
     def held(self, session: InlineSession, block_seconds: float) -> None:
         """A run held so many blocks for so long since this was said last."""
-        if block_seconds and self._is_on:
+        if block_seconds and self.is_on:
             account = (session.tenant, session.program)
             self._instrument.add(metrics.KV_BYTE_S, block_seconds * self._block_bytes, account)
 

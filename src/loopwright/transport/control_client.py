@@ -28,6 +28,7 @@ from loopwright.core.ids import ONE_TENANT, CallId, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
 from loopwright.core.results import CallTiming, Completion, Forwarded, Progress
+from loopwright.core.told_tokens import ToldLists
 from loopwright.transport import control_messages as messages
 from loopwright.transport.link import BINDER, Link, Peer
 from loopwright.transport.open_requests import OpenRequests
@@ -185,8 +186,8 @@ class ControlClient:
                 session.deliver(completion)
         self.bell.tell_all()  # their programs may choose what all others wait for
 
-    def _take_lists(self, told: messages.Lists) -> None:
-        columns = told.sessions, told.calls, told.kv_lens, told.nums_pages, told.lists
+    def _take_lists(self, told: ToldLists) -> None:
+        columns = told.names, told.call_ids, told.kv_lens, told.nums_pages, told.lists
         for place, (session_id, call_id, kv_len, num_pages, found) in enumerate(zip(*columns, strict=True)):
             if (session := self._sessions.get(session_id)) is None:
                 continue
@@ -199,7 +200,7 @@ class ControlClient:
 
     def _take_columns(self, message: messages.Lists | messages.Whose | messages.Tokens) -> None:
         if isinstance(message, messages.Lists):
-            self._take_lists(message)
+            self._take_lists(message.told)
             return
         if isinstance(message, messages.Whose):
             self._rows = list(zip(message.sessions, message.calls, message.kinds, strict=True))

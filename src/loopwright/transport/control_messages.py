@@ -15,7 +15,8 @@ from loopwright.core.errors import ErrorInfo
 from loopwright.core.ids import CallId, PageName, RunId, TenantId
 from loopwright.core.metrics import Measured
 from loopwright.core.model_info import ModelInfo
-from loopwright.core.results import Completion, Distribution
+from loopwright.core.results import Completion
+from loopwright.core.told_tokens import ToldLists
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -106,16 +107,9 @@ class Tokens(Message, frozen=True, tag="tokens"):
 
 
 class Lists(Message, frozen=True, tag="lists"):
-    """What calls completed with, as columns: see `core.told_tokens.ToldLists`."""
+    """What calls completed with."""
 
-    sessions: Sequence[int]
-    calls: Sequence[CallId]
-    kv_lens: Sequence[int]
-    nums_pages: Sequence[int]
-    lists: Sequence[Distribution]
-    issued_s: Sequence[float]
-    started_s: Sequence[float]
-    ended_s: float
+    told: ToldLists
 
 
 class SessionEnded(Message, frozen=True, tag="ended"):

@@ -192,7 +192,7 @@ class ControlServer(LinkServer["_Client"]):
         it was sent, and for what is too much at once."""
         if client.held_up or self._link.is_full(peer):
             return False
-        payload = messages.encode(messages.Lists(*told))
+        payload = messages.encode(messages.Lists(told))
         if len(payload) > MAX_MESSAGE_BYTES:
             return False
         self._send_completed(peer, client)  # what came before goes before
